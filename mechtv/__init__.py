@@ -1,0 +1,71 @@
+"""mechtv: train, extract, score and explain the task vectors of language models.
+
+The public surface. Names are imported when first used, so `import mechtv` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from mechtv import analysis, plots
+    from mechtv.errors import InvalidInput, MechtvError, UnknownName
+    from mechtv.evaluation import Divergence, Evaluation, dntp, evaluate
+    from mechtv.methods import extract_hidden_state, learn
+    from mechtv.models import list_models, open_model
+    from mechtv.tasks import Example, Prompts, Task, Template, get_task, list_tasks
+    from mechtv.vectors import Add, Affine, Card, Edit, Linear, Replace, Site, TaskVector
+
+_HOMES = {
+    "mechtv.errors": ("InvalidInput", "MechtvError", "UnknownName"),
+    "mechtv.evaluation": ("Divergence", "Evaluation", "dntp", "evaluate"),
+    "mechtv.methods": ("extract_hidden_state", "learn"),
+    "mechtv.models": ("list_models", "open_model"),
+    "mechtv.tasks": ("Example", "Prompts", "Task", "Template", "get_task", "list_tasks"),
+    "mechtv.vectors": ("Add", "Affine", "Card", "Edit", "Linear", "Replace", "Site", "TaskVector"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("analysis", "plots")
+
+__all__ = [
+    "Add",
+    "Affine",
+    "Card",
+    "Divergence",
+    "Edit",
+    "Evaluation",
+    "Example",
+    "InvalidInput",
+    "Linear",
+    "MechtvError",
+    "Prompts",
+    "Replace",
+    "Site",
+    "Task",
+    "TaskVector",
+    "Template",
+    "UnknownName",
+    "analysis",
+    "dntp",
+    "evaluate",
+    "extract_hidden_state",
+    "get_task",
+    "learn",
+    "list_models",
+    "list_tasks",
+    "open_model",
+    "plots",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"mechtv.{name}")
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'mechtv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

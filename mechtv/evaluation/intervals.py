@@ -1,0 +1,116 @@
+"""Uncertainty: intervals for shares and means, and tests for two results on the same queries."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy import stats
+
+from mechtv.errors import InvalidInput
+
+LEVEL = 0.95
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A value with its 95 % interval and the number of queries behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}] (n={self.n})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The difference of two results on the same queries (first minus second)."""
+
+    difference: Estimate
+    p_value: float
+    test: str
+
+
+def share(hits: Bool[np.ndarray, " query"]) -> Estimate:
+    """The share of hits, with the Wilson interval.
+
+    Raises:
+        InvalidInput: if there are no queries.
+    """
+    _check_some(hits)
+    interval = stats.binomtest(int(hits.sum()), len(hits)).proportion_ci(LEVEL, method="wilson")
+    return Estimate(
+        value=float(hits.mean()), low=float(interval.low), high=float(interval.high), n=len(hits)
+    )
+
+
+def mean(values: Float[np.ndarray, " query"]) -> Estimate:
+    """The mean, with the percentile bootstrap interval (2,000 resamples, fixed seed).
+
+    With one query the interval is unknown (NaN).
+
+    Raises:
+        InvalidInput: if there are no queries.
+    """
+    _check_some(values)
+    low, high = _bootstrap(values.astype(float))
+    return Estimate(value=float(values.mean()), low=low, high=high, n=len(values))
+
+
+def compare_shares(
+    first: Bool[np.ndarray, " query"], second: Bool[np.ndarray, " query"]
+) -> Comparison:
+    """Paired shares: the exact McNemar test, and a paired bootstrap interval for the difference."""
+    _check_paired(first, second)
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    differing = only_first + only_second
+    p_value = stats.binomtest(only_first, differing).pvalue if differing else 1.0
+    difference = mean(first.astype(float) - second.astype(float))
+    return Comparison(difference=difference, p_value=float(p_value), test="McNemar, exact")
+
+
+def compare_means(
+    first: Float[np.ndarray, " query"], second: Float[np.ndarray, " query"]
+) -> Comparison:
+    """Paired means: the Wilcoxon signed-rank test, and a paired bootstrap interval."""
+    _check_paired(first, second)
+    difference = first.astype(float) - second.astype(float)
+    p_value = stats.wilcoxon(difference).pvalue if difference.any() else 1.0
+    return Comparison(
+        difference=mean(difference), p_value=float(p_value), test="Wilcoxon signed-rank"
+    )
+
+
+def _bootstrap(values: Float[np.ndarray, " query"]) -> tuple[float, float]:
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    if np.ptp(values) == 0:
+        return float(values[0]), float(values[0])
+    result = stats.bootstrap(
+        (values,),
+        np.mean,
+        confidence_level=LEVEL,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def _check_some(values: np.ndarray) -> None:
+    if not len(values):
+        raise InvalidInput("There are no queries to average over; give at least one.")
+
+
+def _check_paired(first: np.ndarray, second: np.ndarray) -> None:
+    if len(first) != len(second):
+        raise InvalidInput(
+            f"A paired comparison needs the same queries; one result has {len(first)}, "
+            f"the other {len(second)}."
+        )

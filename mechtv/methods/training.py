@@ -1,0 +1,97 @@
+"""The training loop: AdamW, early stopping on validation, the best vector kept."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+
+from mechtv.methods.objectives import Objective
+from mechtv.progress import progress_bar
+from mechtv.vectors.vector import TaskVector
+
+Curve = list[dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The options of the loop; `learn` explains them."""
+
+    epochs: int
+    batch_size: int
+    patience: int
+    schedule: Literal["cosine", "constant"]
+    weight_decay: float
+
+
+def train(
+    start: Sequence[Tensor],
+    *,
+    as_vector: Callable[[Sequence[Tensor]], TaskVector],
+    training: Objective,
+    validation: Objective,
+    steps: Sequence[float],
+    plan: Plan,
+    rng: torch.Generator,
+    title: str,
+    show: bool | None,
+) -> tuple[list[Tensor], Curve]:
+    """Train the leaf tensors `start` in place.
+
+    Args:
+        as_vector: the task vector that the tensors make; it shares their memory.
+        steps: AdamW's step for each tensor.
+
+    Returns:
+        The tensors at the epoch with the best validation score, detached, and the curve: one row an
+        epoch, epoch 0 before training.
+    """
+    vector = as_vector(start)
+    groups = [{"params": [x], "lr": step} for x, step in zip(start, steps, strict=True)]
+    optimizer = torch.optim.AdamW(groups, weight_decay=plan.weight_decay)
+    n_batches = -(-len(training.prompts) // plan.batch_size)
+    schedule = _schedule(optimizer, plan, n_batches)
+    curve = [{"epoch": 0.0, "step": 0.0} | validation.score(vector)]
+    best, best_epoch = _copy(start), 0
+    with progress_bar(title=title, total=plan.epochs * n_batches, show=show) as bar:
+        for epoch in range(1, plan.epochs + 1):
+            losses = []
+            for rows in torch.randperm(len(training.prompts), generator=rng).split(plan.batch_size):
+                losses.append(_step(vector, training, rows, optimizer) * len(rows))
+                schedule.step()
+                bar.update()
+            loss = sum(losses) / len(training.prompts)
+            point = {"epoch": float(epoch), "step": float(epoch * n_batches), "train_loss": loss}
+            curve.append(point | validation.score(vector))
+            if _rank(curve[-1]) > _rank(curve[best_epoch]):
+                best, best_epoch = _copy(start), epoch
+            if epoch - best_epoch >= plan.patience:
+                break
+    return best, curve
+
+
+def _step(
+    vector: TaskVector, training: Objective, rows: Tensor, optimizer: torch.optim.Optimizer
+) -> float:
+    optimizer.zero_grad(set_to_none=True)
+    loss = training.loss(vector, rows).mean()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def _schedule(optimizer: torch.optim.Optimizer, plan: Plan, n_batches: int) -> LRScheduler:
+    if plan.schedule == "constant":
+        return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    return CosineAnnealingLR(optimizer, T_max=plan.epochs * n_batches)
+
+
+def _rank(point: dict[str, float]) -> tuple[float, float]:
+    """Accuracy decides where there is one; the loss decides between equals."""
+    return point.get("validation_accuracy", 0.0), -point["validation_loss"]
+
+
+def _copy(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]

@@ -1,0 +1,263 @@
+"""Put edits into a model for the length of a `with` block, and leave nothing behind.
+
+The edits are TransformerLens hooks at the sites' hook points. Which columns they touch is decided
+anew for every pass: from the layout that `forward.run` declares, or, for any other call, from the
+call itself (its mask, its cache, and whether it is a step of a generation).
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.utilities import get_attention_mask
+
+from mechtv.errors import InvalidInput
+from mechtv.vectors.edits import Edit, Operation
+from mechtv.vectors.layout import ActsOn, Layout
+from mechtv.vectors.site import Site
+
+
+@contextmanager
+def inject(
+    model: TransformerBridge, edits: Sequence[Edit], *, acts_on: ActsOn = "prompt"
+) -> Iterator[None]:
+    """Apply `edits` to every pass of `model` inside the block.
+
+    Raises:
+        InvalidInput: if an edit names a layer or a width that the model does not have.
+    """
+    for edit in edits:
+        check_fits(model, edit)
+    with ExitStack() as stack:
+        calls = stack.enter_context(_watched(model))
+        for edit in edits:
+            hook = _edit_hook(edit, acts_on, calls)
+            stack.enter_context(hooked(model, edit.site, hook))
+        yield
+
+
+@contextmanager
+def declared_layout(model: TransformerBridge, layout: Layout) -> Iterator[None]:
+    """Tell all edits injected into `model` which columns the passes inside the block have."""
+    with _watched(model) as calls:
+        outer, calls.declared = calls.declared, layout
+        try:
+            yield
+        finally:
+            calls.declared = outer
+
+
+@contextmanager
+def hooked(
+    model: TransformerBridge, site: Site, hook: Callable[..., Tensor | None]
+) -> Iterator[None]:
+    """One TransformerLens hook at a site. It survives `model.reset_hooks()` inside the block."""
+    point = hook_point(model, site)
+    handle = point.add_hook(hook, is_permanent=True)
+    try:
+        yield
+    finally:
+        handle.hook.remove()
+        point.fwd_hooks[:] = [other for other in point.fwd_hooks if other is not handle]
+
+
+def hook_point(model: TransformerBridge, site: Site) -> HookPoint:
+    """The hook point of a site.
+
+    Raises:
+        InvalidInput: if the model has no such layer, or its blocks lack the component.
+    """
+    if site.layer >= model.cfg.n_layers:
+        raise InvalidInput(
+            f"layer={site.layer} does not exist: this model has layers 0 to "
+            f"{model.cfg.n_layers - 1}."
+        )
+    point = model.get_hook_point(site.hook_name)
+    if point is None:
+        raise InvalidInput(
+            f"This model has no hook point {site.hook_name!r}; choose another component than "
+            f"{site.component!r}."
+        )
+    return point
+
+
+def check_fits(model: TransformerBridge, edit: Edit) -> None:
+    """Raise `InvalidInput` unless the model has the edit's layer and width."""
+    hook_point(model, edit.site)
+    at_heads = edit.site.component == "z"
+    width = model.cfg.d_head if at_heads else model.cfg.d_model
+    if edit.width != width:
+        raise InvalidInput(
+            f"This vector has width {edit.width} but the model's "
+            f"{'d_head' if at_heads else 'd_model'} is {width}; a vector fits only models of its own width."
+        )
+
+
+def _edit_hook(edit: Edit, acts_on: ActsOn, calls: "_Calls") -> Callable[..., Tensor | None]:
+    def hook(activation: Float[Tensor, "batch pos *feature"], hook: HookPoint) -> Tensor | None:
+        return edited(activation, edit.operation, calls.layout(activation), edit.site, acts_on)
+
+    return hook
+
+
+def edited(
+    activation: Float[Tensor, "batch pos *feature"],
+    operation: Operation,
+    layout: Layout,
+    site: Site,
+    acts_on: ActsOn,
+) -> Float[Tensor, "batch pos *feature"] | None:
+    """The activation with the operation applied at the site's positions, or None where none is."""
+    chosen = layout.select(site, acts_on)
+    row, column, slot = (x.to(activation.device) for x in (chosen.row, chosen.column, chosen.slot))
+    if not len(row):
+        return None
+    after = operation(activation[row, column], slot).to(activation.dtype)
+    return activation.index_put((row, column), after)
+
+
+class _Calls:
+    """What is known of the pass that is running: set by the wrappers that `_watched` installs."""
+
+    def __init__(self, model: TransformerBridge) -> None:
+        self._model = weakref.ref(model)
+        self.declared: Layout | None = None
+        self._seen: Layout | None = None
+        self._generating = False
+        self._prompt_columns: int | None = None
+        self._text_options: dict[str, Any] | None = None
+
+    def layout(self, activation: Tensor) -> Layout:
+        """The layout of the pass that `activation` belongs to."""
+        layout = self.declared or self._seen
+        if layout is None or layout.prompt.shape != activation.shape[:2]:
+            raise InvalidInput(
+                "This call hands the model something other than tokens (batch x position), so the "
+                "last real token is unknown; pass token ids, text, or embeddings of that form."
+            )
+        return layout
+
+    @contextmanager
+    def generation(self) -> Iterator[None]:
+        """Between the first step and the last of one generation: the first holds the prompt."""
+        outer = self._generating, self._prompt_columns
+        self._generating, self._prompt_columns = True, None
+        try:
+            yield
+        finally:
+            self._generating, self._prompt_columns = outer
+
+    @contextmanager
+    def text(self, given: object, options: dict[str, Any]) -> Iterator[None]:
+        """During a call with text, whose padding only the tokenizer knows."""
+        outer = self._text_options
+        self._text_options = options if isinstance(given, (str, list)) else None
+        try:
+            yield
+        finally:
+            self._text_options = outer
+
+    def before_pass(self, _module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Read the layout off the arguments with which the bridge calls the wrapped model."""
+        if self.declared is not None:
+            return
+        tokens = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs_embeds"))
+        if not isinstance(tokens, Tensor) or tokens.ndim < 2:
+            self._seen = None
+            return
+        cache = kwargs.get("past_key_values")
+        start = int(cache.get_seq_length()) if cache is not None else 0
+        total = start + tokens.shape[1]
+        real = self._real_tokens(tokens, kwargs.get("attention_mask"), start)
+        if self._generating and self._prompt_columns is None:
+            self._prompt_columns = total
+        boundary = self._prompt_columns if self._generating else (start or total)
+        is_new = torch.arange(total, device=real.device) >= (boundary or total)
+        self._seen = Layout(
+            prompt=(real & ~is_new)[:, start:],
+            new=(real & is_new)[:, start:],
+            whole_prompt=start == 0,
+        )
+
+    def _real_tokens(self, tokens: Tensor, mask: Tensor | None, start: int) -> Bool[Tensor, "b p"]:
+        total = start + tokens.shape[1]
+        if mask is None and self._text_options is not None and start == 0:
+            mask = self._mask_of_text(tokens)
+        if mask is None:
+            return torch.ones(tokens.shape[0], total, dtype=torch.bool, device=tokens.device)
+        real = mask.bool()
+        earlier = torch.ones(
+            real.shape[0], total - real.shape[1], dtype=torch.bool, device=real.device
+        )
+        return torch.cat([earlier, real], dim=1)
+
+    def _mask_of_text(self, tokens: Tensor) -> Tensor:
+        model, options = self._model(), self._text_options or {}
+        assert model is not None
+        prepend = options.get("prepend_bos")
+        side = options.get("padding_side") or model.tokenizer.padding_side
+        return get_attention_mask(
+            model.tokenizer,
+            tokens,
+            prepend_bos=model.cfg.default_prepend_bos if prepend is None else prepend,
+            padding_side=side,
+        )
+
+
+_WATCHED: "weakref.WeakKeyDictionary[TransformerBridge, _Calls]" = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def _watched(model: TransformerBridge) -> Iterator[_Calls]:
+    """Follow the model's calls. Nested uses share one watch; the outermost removes it."""
+    calls = _WATCHED.get(model)
+    with ExitStack() as stack:
+        if calls is None:
+            calls = _WATCHED[model] = _Calls(model)
+            stack.callback(_WATCHED.pop, model)
+            _install(model, calls, stack)
+        yield calls
+
+
+def _install(model: TransformerBridge, calls: _Calls, stack: ExitStack) -> None:
+    before = model.original_model.register_forward_pre_hook(calls.before_pass, with_kwargs=True)
+    stack.callback(before.remove)
+    original = {name: getattr(model, name) for name in ("forward", *_GENERATORS)}
+
+    def forward(input: object, *args: Any, **kwargs: Any) -> Any:
+        with calls.text(input, kwargs):
+            return original["forward"](input, *args, **kwargs)
+
+    def generator(name: str) -> Callable[..., Any]:
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            with calls.generation():
+                return original[name](*args, **kwargs)
+
+        def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with calls.generation():
+                yield from original[name](*args, **kwargs)
+
+        return stream if name == "generate_stream" else generate
+
+    wrappers = {"forward": forward, **{name: generator(name) for name in _GENERATORS}}
+    for name, wrapper in wrappers.items():
+        _shadow(model, name, wrapper, stack)
+
+
+_GENERATORS = ("generate", "generate_stream", "hf_generate")
+
+
+def _shadow(model: TransformerBridge, name: str, wrapper: object, stack: ExitStack) -> None:
+    """Set an instance attribute over a method, and put back exactly what stood there."""
+    own = model.__dict__
+    if name in own:
+        stack.callback(own.__setitem__, name, own[name])
+    else:
+        stack.callback(own.pop, name, None)
+    own[name] = wrapper

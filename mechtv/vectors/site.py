@@ -1,0 +1,68 @@
+"""Where in the model an edit acts: a component of one layer, at chosen token positions."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mechtv.errors import InvalidInput
+
+Component = Literal["resid_pre", "resid_post", "attn_out", "mlp_out", "z"]
+Positions = tuple[int, ...] | Literal["all"]
+
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A component x a layer x token positions.
+
+    Args:
+        component: `resid_pre` (the input of the block), `resid_post`, `attn_out`, `mlp_out`, or `z`
+            (the heads' outputs before W_O).
+        layer: the block, counted from 0.
+        positions: counted from each row's own last real token, which is -1; or `"all"` real tokens.
+
+    Raises:
+        InvalidInput: for an unknown component, a negative layer, or positions that are not
+            distinct negative numbers.
+    """
+
+    layer: int
+    component: Component = "resid_pre"
+    positions: Positions = (-1,)
+
+    def __post_init__(self) -> None:
+        if self.component not in COMPONENTS:
+            raise InvalidInput(
+                f"component={self.component!r} is unknown; use one of {', '.join(COMPONENTS)}."
+            )
+        if self.layer < 0:
+            raise InvalidInput(f"layer={self.layer} is negative; layers count up from 0.")
+        object.__setattr__(self, "positions", checked_positions(self.positions))
+
+    @property
+    def hook_name(self) -> str:
+        """The TransformerLens hook point of this site."""
+        place = "attn.hook_z" if self.component == "z" else f"hook_{self.component}"
+        return f"blocks.{self.layer}.{place}"
+
+    def __str__(self) -> str:
+        places = "all" if self.positions == "all" else ",".join(map(str, self.positions))
+        return f"{self.component}[{self.layer}] at {places}"
+
+
+def checked_positions(positions: object) -> Positions:
+    """Positions in their one form: `"all"`, or distinct negative numbers in rising order."""
+    if positions == "all":
+        return "all"
+    numbers = (positions,) if isinstance(positions, int) else positions
+    if (
+        not isinstance(numbers, (tuple, list, range))
+        or not numbers
+        or not all(isinstance(p, int) and p < 0 for p in numbers)
+        or len(set(numbers)) != len(numbers)
+    ):
+        raise InvalidInput(
+            f"positions={positions!r} are not positions; use distinct negative numbers counted "
+            'from the last real token (-1 is that token), or "all".'
+        )
+    return tuple(sorted(numbers))
