@@ -46,7 +46,7 @@ def run(
         InvalidInput: if the vector does not fit the model, or a row is too short for its positions.
     """
     wanted = prompts.last[:, None] if columns is None else columns
-    with declared_layout(model, layout_of(prompts, model)), _applied(vector, model):
+    with declared_layout(model, layout_of(prompts, model)), applied(vector, model):
         logits, kept = _logits(model, prompts, wanted)
     column = torch.searchsorted(kept, wanted.to(kept.device)).to(logits.device)
     return logits.take_along_dim(column[:, :, None], dim=1)
@@ -78,7 +78,7 @@ def capture(
     taken: dict[Site, Tensor] = {}
     with ExitStack() as stack:
         stack.enter_context(declared_layout(model, layout))
-        stack.enter_context(_applied(vector, model))
+        stack.enter_context(applied(vector, model))
         for site in sites:
             stack.enter_context(hooked(model, site, _keep(taken, site, layout)))
         last = max(site.layer for site in sites)
@@ -126,9 +126,10 @@ def device_of(model: TransformerBridge) -> torch.device:
     return torch.device(model.cfg.device or "cpu")
 
 
-def _applied(
+def applied(
     vector: TaskVector | None, model: TransformerBridge
 ) -> AbstractContextManager[TransformerBridge]:
+    """The model under a vector, or as it is where there is none."""
     return nullcontext(model) if vector is None else vector.applied(model)
 
 

@@ -41,8 +41,7 @@ class Objective(Protocol):
         ...
 
     def score(self, vector: TaskVector) -> dict[str, float]:
-        """`validation_loss` over all rows, and `validation_accuracy` where answers are trained
-        for."""
+        """`validation_loss` over all rows; `validation_accuracy` too where answers are trained."""
         ...
 
 

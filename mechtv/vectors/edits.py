@@ -49,7 +49,7 @@ class Add(Operation):
     def __call__(
         self, activation: Float[Tensor, "selected *feature"], slot: Int[Tensor, " selected"]
     ) -> Float[Tensor, "selected *feature"]:
-        """h + value."""
+        """Give h + value."""
         return activation + per_slot(self.value, activation, slot)
 
 
@@ -62,7 +62,7 @@ class Replace(Operation):
     def __call__(
         self, activation: Float[Tensor, "selected *feature"], slot: Int[Tensor, " selected"]
     ) -> Float[Tensor, "selected *feature"]:
-        """value."""
+        """Give the value."""
         return per_slot(self.value, activation, slot).expand_as(activation)
 
 
@@ -76,7 +76,7 @@ class Affine(Operation):
     def __call__(
         self, activation: Float[Tensor, "selected *feature"], slot: Int[Tensor, " selected"]
     ) -> Float[Tensor, "selected *feature"]:
-        """scale * h + value."""
+        """Give scale * h + value."""
         scale = self.scale.to(activation.device)
         return scale * activation + per_slot(self.value, activation, slot)
 
@@ -90,7 +90,7 @@ class Linear(Operation):
     def __call__(
         self, activation: Float[Tensor, "selected *feature"], slot: Int[Tensor, " selected"]
     ) -> Float[Tensor, "selected *feature"]:
-        """h + W h."""
+        """Give h + W h."""
         matrix = self.matrix.to(activation.device)
         wide = activation.to(torch.promote_types(activation.dtype, matrix.dtype))
         return wide + wide @ matrix.to(wide.dtype).T

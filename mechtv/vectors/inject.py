@@ -95,7 +95,8 @@ def check_fits(model: TransformerBridge, edit: Edit) -> None:
     if edit.width != width:
         raise InvalidInput(
             f"This vector has width {edit.width} but the model's "
-            f"{'d_head' if at_heads else 'd_model'} is {width}; a vector fits only models of its own width."
+            f"{'d_head' if at_heads else 'd_model'} is {width}; a vector fits only models of its "
+            "own width."
         )
 
 

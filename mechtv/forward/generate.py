@@ -1,0 +1,34 @@
+"""What the model writes after its prompts, under a vector."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+from mechtv.forward.run import applied, device_of
+from mechtv.tasks.prompts import Prompts
+from mechtv.vectors.vector import TaskVector
+
+
+def greedy(
+    model: TransformerBridge, prompts: Prompts, vector: TaskVector | None = None, *, new_tokens: int
+) -> Int[Tensor, "batch new"]:
+    """The next `new_tokens` tokens of left-padded prompts, each the most probable one.
+
+    Generation goes on behind an end-of-sequence token; cut the text where you want it to end.
+    """
+    tokens = prompts.tokens.to(device_of(model))
+    with torch.no_grad(), applied(vector, model):
+        written: Any = model.generate(
+            tokens,
+            attention_mask=prompts.mask.long().to(tokens.device),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            stop_at_eos=False,
+            verbose=False,
+            return_type="tokens",
+        )
+    new: Tensor = written[:, tokens.shape[1] :]
+    return new
