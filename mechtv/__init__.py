@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from mechtv.evaluation import Divergence, Evaluation, dntp, evaluate
     from mechtv.methods import extract_hidden_state, learn
     from mechtv.models import list_models, open_model
-    from mechtv.tasks import Example, Prompts, Task, Template, get_task, list_tasks
+    from mechtv.tasks import Example, Task, Template, get_task, list_tasks
+    from mechtv.tasks.prompts import Prompts
     from mechtv.vectors import Add, Affine, Card, Edit, Linear, Replace, Site, TaskVector
 
 _HOMES = {
@@ -22,7 +23,8 @@ _HOMES = {
     "mechtv.evaluation": ("Divergence", "Evaluation", "dntp", "evaluate"),
     "mechtv.methods": ("extract_hidden_state", "learn"),
     "mechtv.models": ("list_models", "open_model"),
-    "mechtv.tasks": ("Example", "Prompts", "Task", "Template", "get_task", "list_tasks"),
+    "mechtv.tasks": ("Example", "Task", "Template", "get_task", "list_tasks"),
+    "mechtv.tasks.prompts": ("Prompts",),
     "mechtv.vectors": ("Add", "Affine", "Card", "Edit", "Linear", "Replace", "Site", "TaskVector"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,10 +1,9 @@
-"""The main job: what learned vectors do on one task, beside the model alone and an extracted vector.
+"""The main job: what learned vectors do on one task, beside the plain model and extracted vectors.
 
-Scores zero-shot, in-context, and, at several depths, the learned and the hidden-state vector, all on
-the same test queries; everything that is chosen is chosen on the validation split.
+Scores zero-shot, in-context, and, at several depths, the learned and the hidden-state vector, all
+on the same test queries; everything that is chosen is chosen on the validation split.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ from mechtv.progress import progress as progress_over
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
 from mechtv.vectors.vector import TaskVector
-
-logger = logging.getLogger(__name__)
 
 N_DEPTHS = 4
 N_EXAMPLES = 12
@@ -128,10 +125,12 @@ class Overview:
 
     def curves(self) -> pd.DataFrame:
         """The training curves of the learned vectors, one row a (layer, epoch)."""
-        return pd.concat(
-            [s.vector.training_curve().assign(layer=s.layer) for s in self.settings if _trained(s)],
-            ignore_index=True,
-        )
+        curves = [
+            setting.vector.training_curve().assign(layer=setting.layer)
+            for setting in self.settings
+            if setting.vector is not None and _trained(setting)
+        ]
+        return pd.concat(curves, ignore_index=True)
 
 
 def run_overview(
@@ -166,14 +165,13 @@ def run_overview(
         ("zero-shot", None, lambda: None),
         ("in-context", None, lambda: None),
     ]
-    for layer in layers:
-        extract = partial(extract_hidden_state, model, task, layer, shots=shots, seed=seed)
-        train = partial(learn, model, task, layer, seed=seed, progress=progress)
-        makers += [("hidden_state", layer, extract), ("learned", layer, train)]
-    settings = []
-    for name, layer, make in progress_over(makers, title=f"{task.name}", show=progress):
+    for depth in layers:
+        extract = partial(extract_hidden_state, model, task, depth, shots=shots, seed=seed)
+        train = partial(learn, model, task, depth, seed=seed, progress=progress)
+        makers += [("hidden_state", depth, extract), ("learned", depth, train)]
+    settings: list[Setting] = []
+    for name, layer, make in progress_over(makers, title=task.name, show=progress):
         settings.append(scorer.setting(name, layer, make()))
-        logger.info("%s at layer %s: %s", name, layer, settings[-1].evaluation.accuracy)
         if on_finished is not None:
             on_finished(settings[-1])
     best = max((s for s in settings if _trained(s)), key=_validation_accuracy)

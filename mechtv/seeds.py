@@ -6,8 +6,10 @@ random state is neither read nor changed and two choices never share a stream.
 
 import hashlib
 import random
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def _number(seed: int, purpose: str) -> int:
@@ -20,6 +22,8 @@ def python_rng(seed: int, purpose: str) -> random.Random:
     return random.Random(_number(seed, purpose))
 
 
-def torch_rng(seed: int, purpose: str) -> torch.Generator:
+def torch_rng(seed: int, purpose: str) -> "torch.Generator":
     """A CPU `torch.Generator` for one purpose; draw on the CPU, then move, so devices agree."""
+    import torch  # here, so that listing tasks does not wait for it
+
     return torch.Generator().manual_seed(_number(seed, purpose))

@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from mechtv.methods.objectives import Objective
 from mechtv.progress import progress_bar
+from mechtv.tasks.prompts import Prompts
 from mechtv.vectors.vector import TaskVector
+
+POOL = 8
 
 Curve = list[dict[str, float]]
 
@@ -58,7 +62,7 @@ def train(
     with progress_bar(title=title, total=plan.epochs * n_batches, show=show) as bar:
         for epoch in range(1, plan.epochs + 1):
             losses = []
-            for rows in torch.randperm(len(training.prompts), generator=rng).split(plan.batch_size):
+            for rows in like_lengths(training.prompts, plan.batch_size, rng):
                 losses.append(_step(vector, training, rows, optimizer) * len(rows))
                 schedule.step()
                 bar.update()
@@ -70,6 +74,21 @@ def train(
             if epoch - best_epoch >= plan.patience:
                 break
     return best, curve
+
+
+def like_lengths(
+    prompts: Prompts, batch_size: int, rng: torch.Generator
+) -> list[Int[Tensor, " row"]]:
+    """All rows once, in random batches of rows of like length, in random order.
+
+    Rows are shuffled, sorted by length within pools of eight batches, and cut: padding costs time.
+    """
+    lengths = prompts.lengths + torch.tensor([len(answer) for answer in prompts.answers])
+    batches: list[Tensor] = []
+    for pool in torch.randperm(len(prompts), generator=rng).split(POOL * batch_size):
+        batches += pool[lengths[pool].argsort(stable=True)].split(batch_size)
+    order = torch.randperm(len(batches), generator=rng)
+    return [batches[index] for index in order.tolist()]
 
 
 def _step(

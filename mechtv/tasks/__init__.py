@@ -1,7 +1,6 @@
-"""Tasks: examples, templates, splits, and the prompts made of them."""
+"""Tasks: examples, templates and splits. The prompts made of them are in `mechtv.tasks.prompts`."""
 
 from mechtv.tasks.example import Example
-from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.registry import get_task, list_tasks
 from mechtv.tasks.task import Splits, Task
 from mechtv.tasks.template import TEMPLATES, Template
@@ -9,7 +8,6 @@ from mechtv.tasks.template import TEMPLATES, Template
 __all__ = [
     "TEMPLATES",
     "Example",
-    "Prompts",
     "Splits",
     "Task",
     "Template",

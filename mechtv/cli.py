@@ -1,0 +1,248 @@
+"""The command line: `mechtv run`, `tasks`, `learn`, `evaluate`, `show`.
+
+A thin user of the library. Everything heavy is imported inside the commands, so `--help` is quick.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from mechtv.overview import Setting
+    from mechtv.tasks import Task
+
+app = typer.Typer(
+    help="Train, extract, score and explain the task vectors of language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+ModelName = Annotated[
+    str, typer.Option("--model", help="Bundled name, hub id, folder or GGUF file.")
+]
+TaskName = Annotated[str, typer.Option("--task", help="A name of `mechtv tasks`, or a JSON file.")]
+TemplateText = Annotated[
+    str | None,
+    typer.Option("--template", help='A name, or a text like "Q: {input}\\nA: {answer}".'),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option("--layers", help="Blocks, e.g. 4,11,19 (from 0). Four depths if left out."),
+]
+N = Annotated[int | None, typer.Option("--n", help="How many test queries; all if left out.")]
+Seed = Annotated[int, typer.Option(help="Fixes splits, demonstrations and training.")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the best one if left out.")
+]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
+
+
+@app.command()
+def run(
+    out: Annotated[Path, typer.Option(help="The folder for the page, tables and vectors.")] = Path(
+        "out"
+    ),
+    model: ModelName = "smollm2-135m",
+    task: TaskName = "present-past",
+    template: TemplateText = None,
+    layers: Layers = None,
+    shots: Annotated[int, typer.Option(help="Demonstrations in context.")] = 8,
+    n: N = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Learned vectors at several depths beside in-context, zero-shot and hidden-state: one page."""
+    from mechtv.overview import run_overview
+    from mechtv.report import write_report
+
+    depths = _numbers(layers)
+    chosen = _task(task, template)
+    vectors = out / "vectors"
+    vectors.mkdir(parents=True, exist_ok=True)
+
+    def keep(setting: "Setting") -> None:
+        where = "" if setting.layer is None else f", layer {setting.layer}"
+        typer.echo(f"{setting.name}{where}: accuracy {setting.evaluation.accuracy}")
+        if setting.vector is not None:
+            setting.vector.save(vectors / f"{setting.name}-layer{setting.layer:02d}.safetensors")
+
+    overview = run_overview(
+        _open(model, device, dtype),
+        chosen,
+        layers=depths,
+        shots=shots,
+        n=n,
+        seed=seed,
+        on_finished=keep,
+    )
+    _write_table(overview.table(), out / "results.csv")
+    _write_table(overview.comparisons(), out / "comparisons.csv")
+    _write_table(overview.curves(), out / "curves.csv")
+    page = write_report(overview, out / "report.html")
+    typer.echo(f"Done in {overview.seconds:.0f} s. Open {page}")
+
+
+@app.command()
+def tasks() -> None:
+    """List the tasks: name, number of examples, labels, description."""
+    from mechtv.tasks.builtin import builtin_names, load_builtin
+    from mechtv.tasks.registry import list_tasks
+
+    builtin = set(builtin_names())
+    for name in list_tasks():
+        if name in builtin:
+            task = load_builtin(name)
+            labels = f" [{'/'.join(task.labels)}]" if task.labels else ""
+            typer.echo(f"{name:<26}{len(task):>5}  {task.description}{labels}")
+        else:
+            typer.echo(f"{name:<26}{'':>5}  Data set of the papers, read with `datasets`.")
+
+
+@app.command()
+def learn(
+    out: Annotated[Path, typer.Option(help="The file to write, e.g. past.safetensors.")],
+    model: ModelName = "smollm2-135m",
+    task: TaskName = "present-past",
+    template: TemplateText = None,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", help="Blocks, e.g. 8 or 8,12; the middle one if left out."),
+    ] = None,
+    positions: Annotated[
+        str, typer.Option(help='Positions from the last token, e.g. "-1" or "-3,-1", or "all".')
+    ] = "-1",
+    objective: Annotated[str, typer.Option(help="answer, dntp or state.")] = "answer",
+    shots: Annotated[int, typer.Option(help="Demonstrations in the training prompts.")] = 0,
+    step_size: Annotated[float, typer.Option(help="Step in units of the residual stream.")] = 0.1,
+    epochs: Annotated[int, typer.Option(help="At most so many passes over the data.")] = 10,
+    batch_size: Annotated[int, typer.Option(help="Queries in one step.")] = 32,
+    patience: Annotated[int, typer.Option(help="Epochs without improvement before it stops.")] = 3,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Train one vector and save it."""
+    from mechtv.methods import learn as train
+
+    _check_folder(out)
+    vector = train(
+        _open(model, device, dtype),
+        _task(task, template),
+        _numbers(layers),
+        positions="all" if positions == "all" else _numbers(positions) or (-1,),
+        objective=objective,  # type: ignore[arg-type]
+        shots=shots,
+        step_size=step_size,
+        epochs=epochs,
+        batch_size=batch_size,
+        patience=patience,
+        seed=seed,
+    )
+    typer.echo(vector.training_curve().to_string(index=False))
+    typer.echo(f"Saved {vector.save(out)}")
+
+
+@app.command()
+def evaluate(
+    vector: Annotated[
+        Path | None, typer.Argument(help="A vector's file; none for the model alone.")
+    ] = None,
+    model: ModelName = "smollm2-135m",
+    task: TaskName = "present-past",
+    template: TemplateText = None,
+    shots: Annotated[int, typer.Option(help="Demonstrations before each query.")] = 0,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    n: N = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Score a vector, or the model alone: accuracies, log-probability, and dNTP from 8 shots."""
+    import pandas as pd
+
+    from mechtv.evaluation import dntp
+    from mechtv.evaluation import evaluate as scores
+    from mechtv.vectors import TaskVector
+
+    loaded = None if vector is None else TaskVector.load(vector)
+    opened, chosen = _open(model, device, dtype), _task(task, template)
+    options: dict[str, Any] = {"split": split, "n": n, "seed": seed}
+    parts = [scores(opened, chosen, loaded, shots=shots, **options).table()]
+    for over in ("labels", "vocabulary"):
+        result = dntp(opened, chosen, loaded, over=over, vector_shots=shots, **options)
+        parts.append(result.table())
+    table = pd.concat(parts, ignore_index=True)
+    typer.echo(table[["setting", "score", "value", "low", "high", "n"]].to_string(index=False))
+
+
+@app.command()
+def show(file: Annotated[Path, typer.Argument(help="A vector's file.")]) -> None:
+    """Print a vector's card: where it came from and what it does."""
+    import json
+
+    from mechtv.vectors import TaskVector
+
+    vector = TaskVector.load(file)
+    typer.echo(f"{vector}\n\n{vector.table().to_string(index=False)}\n")
+    card = vector.card.to_json()
+    typer.echo(json.dumps({k: v for k, v in card.items() if k != "curve"}, indent=2))
+    if vector.card.curve:
+        typer.echo(f"\n{vector.training_curve().to_string(index=False)}")
+
+
+def main() -> None:
+    """The entry point: one clear sentence for what the user can mend, exit status 2."""
+    from mechtv.errors import MechtvError
+
+    try:
+        app()
+    except MechtvError as error:
+        typer.echo(f"mechtv: {error}", err=True)
+        sys.exit(2)
+
+
+def _open(model: str, device: str | None, dtype: str) -> Any:
+    import torch
+
+    from mechtv.errors import UnknownName
+    from mechtv.models import open_model
+
+    kinds = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+    if dtype not in kinds:
+        raise UnknownName("data type", dtype, kinds)
+    return open_model(model, device=device, dtype=kinds[dtype])
+
+
+def _task(name: str, template: str | None) -> "Task":
+    from mechtv.tasks import get_task
+
+    task = get_task(name)
+    return task if template is None else task.with_template(template.replace("\\n", "\n"))
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    from mechtv.errors import InvalidInput
+
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInput(f"{text!r} is not a list of numbers; write them like 4,11,19.") from None
+
+
+def _check_folder(path: Path) -> None:
+    from mechtv.errors import InvalidInput
+
+    if not path.resolve().parent.is_dir():
+        raise InvalidInput(f"There is no folder {str(path.parent)!r}; make it first.")
+
+
+def _write_table(table: Any, path: Path) -> None:
+    from mechtv.files import write_whole
+
+    write_whole(path, table.to_csv(index=False).encode())
