@@ -6,7 +6,8 @@ from mechtv.errors import UnknownName
 from mechtv.tasks.builtin import builtin_names, load_builtin
 from mechtv.tasks.pairs import load_pairs
 from mechtv.tasks.task import Task
-from mechtv.tasks.text import TEXT_SOURCES, load_text
+from mechtv.tasks.sources import TEXT_SOURCES
+from mechtv.tasks.text import load_text
 
 
 def get_task(name: str | Path, *, data: str | Path | None = None) -> Task:
