@@ -60,7 +60,7 @@ def run(
     from mechtv.report import write_report
 
     depths = _numbers(layers)
-    chosen = _task(task, template)
+    chosen, opened = _task(task, template), _open(model, device, dtype)
     vectors = out / "vectors"
     vectors.mkdir(parents=True, exist_ok=True)
 
@@ -71,13 +71,7 @@ def run(
             setting.vector.save(vectors / f"{setting.name}-layer{setting.layer:02d}.safetensors")
 
     overview = run_overview(
-        _open(model, device, dtype),
-        chosen,
-        layers=depths,
-        shots=shots,
-        n=n,
-        seed=seed,
-        on_finished=keep,
+        opened, chosen, layers=depths, shots=shots, n=n, seed=seed, on_finished=keep
     )
     _write_table(overview.table(), out / "results.csv")
     _write_table(overview.comparisons(), out / "comparisons.csv")
@@ -117,9 +111,9 @@ def learn(
     ] = "-1",
     objective: Annotated[str, typer.Option(help="answer, dntp or state.")] = "answer",
     shots: Annotated[int, typer.Option(help="Demonstrations in the training prompts.")] = 0,
-    step_size: Annotated[float, typer.Option(help="Step in units of the residual stream.")] = 0.1,
+    step_size: Annotated[float, typer.Option(help="Step in units of the residual stream.")] = 0.2,
     epochs: Annotated[int, typer.Option(help="At most so many passes over the data.")] = 10,
-    batch_size: Annotated[int, typer.Option(help="Queries in one step.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Queries in one step.")] = 16,
     patience: Annotated[int, typer.Option(help="Epochs without improvement before it stops.")] = 3,
     seed: Seed = 0,
     device: Device = None,
@@ -155,13 +149,16 @@ def evaluate(
     task: TaskName = "present-past",
     template: TemplateText = None,
     shots: Annotated[int, typer.Option(help="Demonstrations before each query.")] = 0,
+    icl_shots: Annotated[
+        int, typer.Option(help="Demonstrations of the run that dNTP is from.")
+    ] = 8,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     n: N = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Score a vector, or the model alone: accuracies, log-probability, and dNTP from 8 shots."""
+    """Score a vector, or the model alone: accuracies, log-probability, and dNTP."""
     import pandas as pd
 
     from mechtv.evaluation import dntp
@@ -173,7 +170,9 @@ def evaluate(
     options: dict[str, Any] = {"split": split, "n": n, "seed": seed}
     parts = [scores(opened, chosen, loaded, shots=shots, **options).table()]
     for over in ("labels", "vocabulary"):
-        result = dntp(opened, chosen, loaded, over=over, vector_shots=shots, **options)
+        result = dntp(
+            opened, chosen, loaded, shots=icl_shots, over=over, vector_shots=shots, **options
+        )
         parts.append(result.table())
     table = pd.concat(parts, ignore_index=True)
     typer.echo(table[["setting", "score", "value", "low", "high", "n"]].to_string(index=False))

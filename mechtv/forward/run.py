@@ -45,7 +45,7 @@ def run(
     Raises:
         InvalidInput: if the vector does not fit the model, or a row is too short for its positions.
     """
-    wanted = prompts.last[:, None] if columns is None else columns
+    wanted = prompts.last[:, None] if columns is None else columns.contiguous()
     with declared_layout(model, layout_of(prompts, model)), applied(vector, model):
         logits, kept = _logits(model, prompts, wanted)
     column = torch.searchsorted(kept, wanted.to(kept.device)).to(logits.device)
@@ -82,8 +82,10 @@ def capture(
         for site in sites:
             stack.enter_context(hooked(model, site, _keep(taken, site, layout)))
         last = max(site.layer for site in sites)
-        stop = last + 1 if last + 1 < model.cfg.n_layers else None
-        _logits(model, prompts, prompts.last[:1, None], stop_at_layer=stop)
+        if last + 1 < model.cfg.n_layers:
+            _call(model, prompts)(stop_at_layer=last + 1)
+        else:
+            _logits(model, prompts, prompts.last[:1, None])
     return taken
 
 
@@ -134,19 +136,18 @@ def applied(
 
 
 def _logits(
-    model: TransformerBridge,
-    prompts: Prompts,
-    wanted: Int[Tensor, "batch column"],
-    stop_at_layer: int | None = None,
+    model: TransformerBridge, prompts: Prompts, wanted: Int[Tensor, "row column"]
 ) -> tuple[Float[Tensor, "batch kept d_vocab"], Int[Tensor, " kept"]]:
     """The logits of all columns that some row wants, and which columns these are."""
     kept = wanted.unique()
-    tokens = prompts.tokens.to(device_of(model))
-    mask = prompts.mask.long().to(device_of(model))
-    call = partial(model, tokens, attention_mask=mask, stop_at_layer=stop_at_layer)
     if "logits_to_keep" in inspect.signature(model.original_model.forward).parameters:
-        return call(logits_to_keep=kept.to(tokens.device)), kept
-    return call()[:, kept], kept
+        return _call(model, prompts)(logits_to_keep=kept.to(device_of(model))), kept
+    return _call(model, prompts)()[:, kept], kept
+
+
+def _call(model: TransformerBridge, prompts: Prompts) -> Callable[..., Tensor]:
+    device = device_of(model)
+    return partial(model, prompts.tokens.to(device), attention_mask=prompts.mask.long().to(device))
 
 
 def _keep(taken: dict[Site, Tensor], site: Site, layout: Layout) -> Callable[..., None]:

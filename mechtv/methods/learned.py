@@ -28,7 +28,7 @@ from mechtv.tasks.task import SplitName, Task
 from mechtv.vectors.card import Card
 from mechtv.vectors.edits import Add, Edit
 from mechtv.vectors.inject import hook_point
-from mechtv.vectors.site import Component, Positions, Site
+from mechtv.vectors.site import Component, Positions, Site, checked_positions
 from mechtv.vectors.vector import TaskVector
 
 ObjectiveName = Literal["answer", "dntp", "state"]
@@ -76,7 +76,7 @@ class LearnSettings:
                 )
         if self.step_size <= 0:
             raise InvalidInput(
-                f"step_size={self.step_size} must be above 0; 0.1 suits most models."
+                f"step_size={self.step_size} must be above 0; 0.2 suits most models."
             )
         if self.objective != "answer" and self.icl_shots < 1:
             raise InvalidInput(
@@ -105,11 +105,11 @@ def learn(
     icl_shots: int = 8,
     over: Over = "vocabulary",
     state_layer: int | None = None,
-    step_size: float = 0.1,
+    step_size: float = 0.2,
     weight_decay: float = 0.01,
     init: float = 0.1,
     epochs: int = 10,
-    batch_size: int = 32,
+    batch_size: int = 16,
     patience: int = 3,
     schedule: Schedule = "cosine",
     n_train: int | None = None,
@@ -155,7 +155,7 @@ def learn(
     layers = _as_layers(n_layers // 2 if layer is None else layer)
     settings = LearnSettings(
         layers=layers,
-        positions=Site(layer=0, positions=positions).positions,  # type: ignore[arg-type]
+        positions=checked_positions(positions),
         component=component,
         objective=objective,
         shots=shots,

@@ -22,8 +22,7 @@ def residual_norms(
     """
     some = prompts.select(range(min(len(prompts), N_PROMPTS)))
     places = [
-        Site(component=s.component, layer=s.layer, positions=-1) if s.positions == "all" else s  # type: ignore[arg-type]
-        for s in sites
+        Site(component=s.component, layer=s.layer) if s.positions == "all" else s for s in sites
     ]
     with torch.no_grad():
         activations = capture(model, some, places)

@@ -5,7 +5,7 @@ of a vector on some of their rows. A new objective is one class, and one line wh
 chooses.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -31,6 +31,7 @@ from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
 
 
+@runtime_checkable  # the tests check arguments against it
 class Objective(Protocol):
     """The loss of a vector on some rows of `prompts`."""
 

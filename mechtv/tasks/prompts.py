@@ -142,8 +142,7 @@ class Prompts:
         Raises:
             InvalidInput: for no rows, an empty row, or one longer than the model's context.
         """
-        if not ids:
-            raise InvalidInput("There are no prompts; give at least one.")
+        _check_some(ids)
         answers = answers or ((),) * len(ids)
         _check_length(model, ids, answers)
         tokens, mask = _padded(ids, _pad_id(model), padding_side)
@@ -204,7 +203,12 @@ class Prompts:
         return torch.tensor(firsts)
 
     def select(self, rows: Sequence[int]) -> "Prompts":
-        """Some of the rows, without the padding that only the others needed."""
+        """Some of the rows, without the padding that only the others needed.
+
+        Raises:
+            InvalidInput: for no rows.
+        """
+        _check_some(rows)
         index = torch.tensor(rows)
         used = torch.nonzero(self.mask[index].any(dim=0)).flatten()
         first, end = int(used[0]), int(used[-1]) + 1
@@ -299,6 +303,11 @@ def _pad_id(model: TransformerBridge) -> int:
     tokenizer = tokenizer_of(model)
     ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return next(int(i) for i in ids if i is not None)
+
+
+def _check_some(rows: Sequence[object]) -> None:
+    if not rows:
+        raise InvalidInput("There are no prompts; give at least one.")
 
 
 def _check_length(

@@ -5,8 +5,8 @@ from pathlib import Path
 from mechtv.errors import UnknownName
 from mechtv.tasks.builtin import builtin_names, load_builtin
 from mechtv.tasks.pairs import load_pairs
-from mechtv.tasks.task import Task
 from mechtv.tasks.sources import TEXT_SOURCES
+from mechtv.tasks.task import Task
 from mechtv.tasks.text import load_text
 
 

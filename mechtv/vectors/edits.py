@@ -77,8 +77,9 @@ class Affine(Operation):
         self, activation: Float[Tensor, "selected *feature"], slot: Int[Tensor, " selected"]
     ) -> Float[Tensor, "selected *feature"]:
         """Give scale * h + value."""
-        scale = self.scale.to(activation.device)
-        return scale * activation + per_slot(self.value, activation, slot)
+        value = per_slot(self.value, activation, slot)
+        wide = activation.to(torch.promote_types(activation.dtype, value.dtype))
+        return self.scale.to(activation.device) * wide + value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,25 +111,29 @@ class Edit:
 
     Raises:
         InvalidInput: if the operation's value does not fit the site's number of positions, or a
-            `Linear` stands at the heads.
+            `Linear` stands at the heads or has a matrix that is not square.
     """
 
     site: Site
     operation: Operation
 
     def __post_init__(self) -> None:
-        value: Any = getattr(self.operation, "value", None)
         if isinstance(self.operation, Linear):
             if self.site.component == "z":
                 raise InvalidInput("A Linear edit acts on d_model vectors; it cannot stand at z.")
+            shape = tuple(self.operation.matrix.shape)
+            if len(set(shape)) != 1 or len(shape) != 2:
+                raise InvalidInput(f"A Linear edit needs a square matrix; this one is {shape}.")
             return
+        value: Any = getattr(self.operation, "value", None)
         features = 2 if self.site.component == "z" else 1
-        slots = "all" if self.site.positions == "all" else len(self.site.positions)
-        fits = value.ndim == features or (value.ndim == features + 1 and value.shape[0] == slots)
-        if not fits:
+        slots = 0 if self.site.positions == "all" else len(self.site.positions)
+        each = slots and value.ndim == features + 1 and value.shape[0] == slots
+        if not (each or value.ndim == features):
             raise InvalidInput(
                 f"A value of shape {tuple(value.shape)} does not fit {self.site}; give one value "
-                f"of {features} dimension(s), or one for each of the {slots} positions."
+                f"of {features} dimension(s)"
+                f"{f', or one for each of the {slots} positions' if slots else ''}."
             )
 
     @property

@@ -7,7 +7,8 @@ call itself (its mask, its cache, and whether it is a step of a generation).
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def hook_point(model: TransformerBridge, site: Site) -> HookPoint:
 
 
 def check_fits(model: TransformerBridge, edit: Edit) -> None:
-    """Raise `InvalidInput` unless the model has the edit's layer and width."""
+    """Raise `InvalidInput` unless the model has the edit's layer, width and number of heads."""
     hook_point(model, edit.site)
     at_heads = edit.site.component == "z"
     width = model.cfg.d_head if at_heads else model.cfg.d_model
@@ -97,6 +98,12 @@ def check_fits(model: TransformerBridge, edit: Edit) -> None:
             f"This vector has width {edit.width} but the model's "
             f"{'d_head' if at_heads else 'd_model'} is {width}; a vector fits only models of its "
             "own width."
+        )
+    heads = edit.operation.tensors()["value"].shape[-2] if at_heads else model.cfg.n_heads
+    if heads != model.cfg.n_heads:
+        raise InvalidInput(
+            f"This vector has {heads} heads but the model has {model.cfg.n_heads}; give one value "
+            "for each query head."
         )
 
 
@@ -123,6 +130,13 @@ def edited(
     return activation.index_put((row, column), after)
 
 
+@dataclass
+class _Generation:
+    """One generation: how many columns its prompt has, which its first step shows."""
+
+    prompt_columns: int | None = None
+
+
 class _Calls:
     """What is known of the pass that is running: set by the wrappers that `_watched` installs."""
 
@@ -130,8 +144,7 @@ class _Calls:
         self._model = weakref.ref(model)
         self.declared: Layout | None = None
         self._seen: Layout | None = None
-        self._generating = False
-        self._prompt_columns: int | None = None
+        self._generation: _Generation | None = None
         self._text_options: dict[str, Any] | None = None
 
     def layout(self, activation: Tensor) -> Layout:
@@ -145,14 +158,13 @@ class _Calls:
         return layout
 
     @contextmanager
-    def generation(self) -> Iterator[None]:
-        """Between the first step and the last of one generation: the first holds the prompt."""
-        outer = self._generating, self._prompt_columns
-        self._generating, self._prompt_columns = True, None
+    def generation(self, running: "_Generation") -> Iterator[None]:
+        """During steps of one generation, of which the first holds the prompt."""
+        outer, self._generation = self._generation, running
         try:
             yield
         finally:
-            self._generating, self._prompt_columns = outer
+            self._generation = outer
 
     @contextmanager
     def text(self, given: object, options: dict[str, Any]) -> Iterator[None]:
@@ -176,10 +188,11 @@ class _Calls:
         start = int(cache.get_seq_length()) if cache is not None else 0
         total = start + tokens.shape[1]
         real = self._real_tokens(tokens, kwargs.get("attention_mask"), start)
-        if self._generating and self._prompt_columns is None:
-            self._prompt_columns = total
-        boundary = self._prompt_columns if self._generating else (start or total)
-        is_new = torch.arange(total, device=real.device) >= (boundary or total)
+        if self._generation is None:
+            boundary = start or total
+        else:
+            boundary = self._generation.prompt_columns = self._generation.prompt_columns or total
+        is_new = torch.arange(total, device=real.device) >= boundary
         self._seen = Layout(
             prompt=(real & ~is_new)[:, start:],
             new=(real & is_new)[:, start:],
@@ -237,12 +250,18 @@ def _install(model: TransformerBridge, calls: _Calls, stack: ExitStack) -> None:
 
     def generator(name: str) -> Callable[..., Any]:
         def generate(*args: Any, **kwargs: Any) -> Any:
-            with calls.generation():
+            with calls.generation(_Generation()):
                 return original[name](*args, **kwargs)
 
         def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with calls.generation():
-                yield from original[name](*args, **kwargs)
+            running, end = _Generation(), object()
+            with closing(original[name](*args, **kwargs)) as chunks:
+                while True:
+                    with calls.generation(running):  # not while the caller holds a chunk
+                        chunk = next(chunks, end)
+                    if chunk is end:
+                        return
+                    yield chunk
 
         return stream if name == "generate_stream" else generate
 

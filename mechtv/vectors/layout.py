@@ -49,17 +49,18 @@ class Layout:
         return Selection(row=row, column=column, slot=slots[row, column])
 
     def _mark_prompt(self, slots: Int[Tensor, "batch pos"], site: Site) -> None:
+        if self.whole_prompt:
+            self._check_long_enough(1 if site.positions == "all" else -min(site.positions))
         if site.positions == "all":
             slots[self.prompt] = 0
             return
         from_end = self.prompt.flip(1).cumsum(1).flip(1)
-        if self.whole_prompt:
-            self._check_long_enough(from_end[:, 0], -min(site.positions))
         for slot, position in enumerate(site.positions):
             slots[self.prompt & (from_end == -position)] = slot
 
-    @staticmethod
-    def _check_long_enough(lengths: Int[Tensor, " batch"], wanted: int) -> None:
+    def _check_long_enough(self, wanted: int) -> None:
+        _check_no_row_empty(self.prompt)
+        lengths = self.prompt.sum(dim=1)
         shortest = int(lengths.min())
         if shortest < wanted:
             raise InvalidInput(
@@ -84,10 +85,14 @@ def last_real(mask: Bool[Tensor, "batch pos"]) -> Int[Tensor, " batch"]:
     Raises:
         InvalidInput: if a row has no real token.
     """
+    _check_no_row_empty(mask)
+    width = mask.shape[1]
+    return width - 1 - mask.flip(1).long().argmax(dim=1)
+
+
+def _check_no_row_empty(mask: Bool[Tensor, "batch pos"]) -> None:
     empty = torch.nonzero(~mask.any(dim=1))
     if len(empty):
         raise InvalidInput(
             f"Row {int(empty[0])} has no real token; every prompt needs at least one."
         )
-    width = mask.shape[1]
-    return width - 1 - mask.flip(1).long().argmax(dim=1)

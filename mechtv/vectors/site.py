@@ -20,6 +20,7 @@ class Site:
             (the heads' outputs before W_O).
         layer: the block, counted from 0.
         positions: counted from each row's own last real token, which is -1; or `"all"` real tokens.
+            They are kept in rising order, (-3, -1), which is also the order of a value's rows.
 
     Raises:
         InvalidInput: for an unknown component, a negative layer, or positions that are not

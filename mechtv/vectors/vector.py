@@ -6,6 +6,7 @@ Everything downstream takes a `TaskVector` and never asks how it was obtained.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import get_args
 
@@ -78,12 +79,16 @@ class TaskVector:
         return TaskVector(edits=edits, card=card, acts_on=self.acts_on)
 
     def __sub__(self, other: "TaskVector") -> "TaskVector":
+        if not isinstance(other, TaskVector):
+            return NotImplemented
         return self + other.scaled(-1.0)
 
     def __neg__(self) -> "TaskVector":
         return self.scaled(-1.0)
 
     def __mul__(self, factor: float) -> "TaskVector":
+        if not isinstance(factor, Real):
+            return NotImplemented
         return self.scaled(factor)
 
     __rmul__ = __mul__

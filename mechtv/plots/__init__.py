@@ -1,0 +1,7 @@
+"""One function per figure: a result goes in, a Plotly figure comes out. Nothing is shown."""
+
+from mechtv.plots.accuracy import accuracy_by_layer
+from mechtv.plots.distance import dntp_bars
+from mechtv.plots.training import training_curves
+
+__all__ = ["accuracy_by_layer", "dntp_bars", "training_curves"]

@@ -1,0 +1,180 @@
+"""The house style: one template, and one fixed look for each setting.
+
+A setting keeps its colour, marker and dash in every figure, so figures can be read side by side;
+marker and dash tell settings apart without colour. The template is handed to each figure and never
+registered, so the user's own Plotly defaults stay as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
+
+from mechtv.evaluation.intervals import Estimate
+from mechtv.overview import Overview
+
+INK, MUTED, GRID = "#1f2328", "#57606a", "#e3e6ea"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+LONGEST_NAME = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How a setting is drawn, and what it is called in front of people."""
+
+    label: str
+    color: str
+    symbol: str = "circle"
+    dash: str = "solid"
+    pattern: str = ""
+
+
+LOOKS = {
+    "learned": Look(label="Learned vector", color="#0072b2"),
+    "hidden_state": Look(
+        label="Hidden-state vector", color="#d55e00", symbol="square", dash="dash", pattern="/"
+    ),
+    "in-context": Look(
+        label="In context", color="#009e73", symbol="diamond", dash="longdashdot", pattern="+"
+    ),
+    "zero-shot": Look(label="Zero-shot", color="#000000", symbol="x", dash="dot", pattern="."),
+    "function_vector": Look(
+        label="Function vector", color="#cc79a7", symbol="triangle-up", dash="dashdot", pattern="\\"
+    ),
+    "state_vector": Look(
+        label="State vector", color="#e69f00", symbol="cross", dash="longdash", pattern="x"
+    ),
+    "i2cl": Look(label="I2CL", color="#56b4e9", symbol="star", dash="10px,3px", pattern="-"),
+    "linear": Look(
+        label="Linear map", color="#f0e442", symbol="hexagon", dash="4px,8px", pattern="|"
+    ),
+}
+"""The colours are those of Okabe and Ito, made for every kind of colour vision."""
+
+DEPTH_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "x")
+
+TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": FONT, "size": 14, "color": INK},
+        "title": {
+            "font": {"size": 17},
+            "x": 0,
+            "xref": "container",
+            "y": 0.97,
+            "yanchor": "top",
+            "pad": {"l": 16},
+            "subtitle": {"font": {"size": 13, "color": MUTED}},
+        },
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "colorway": [look.color for look in LOOKS.values()],
+        "margin": {"l": 78, "r": 20, "t": 92, "b": 118},
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xref": "paper",
+            "y": 0.01,
+            "yref": "container",
+            "yanchor": "bottom",
+            "title": {"text": ""},
+        },
+        "hoverlabel": {"font": {"family": FONT, "size": 13}, "align": "left"},
+        "xaxis": {
+            "gridcolor": GRID,
+            "linecolor": MUTED,
+            "ticks": "outside",
+            "tickcolor": MUTED,
+            "zeroline": False,
+            "title": {"standoff": 8, "font": {"size": 14}},
+        },
+        "yaxis": {
+            "gridcolor": GRID,
+            "zeroline": False,
+            "rangemode": "tozero",
+            "title": {"standoff": 8, "font": {"size": 14}},
+        },
+    }
+)
+
+
+def look_of(name: str) -> Look:
+    """The look of a setting; a neutral one for a method that has none yet."""
+    unknown = Look(label=name.replace("_", " ").capitalize(), color=MUTED, symbol="pentagon")
+    return LOOKS.get(name, unknown)
+
+
+def identity(name: str, label: str) -> dict[str, object]:
+    """What a setting's trace is called, and its place in the legend: the same in every figure."""
+    place = list(LOOKS).index(name) if name in LOOKS else len(LOOKS)
+    return {"name": plain(label), "legendgroup": name, "legendrank": place}
+
+
+def label_of(name: str, shots: int) -> str:
+    """A setting's name for people, such as "In context (8 shots)"."""
+    demonstrations = f" ({shots} shot{'s' if shots != 1 else ''})" if name == "in-context" else ""
+    return look_of(name).label + demonstrations
+
+
+def depth_colors(n: int) -> list[str]:
+    """`n` colours from dark to light, ordered for every kind of colour vision, dark on white."""
+    colors: list[str] = sample_colorscale("Viridis", np.linspace(0, 0.7, n).tolist())
+    return colors
+
+
+def plain(text: str) -> str:
+    """Text as Plotly shows it literally: it would read tags and entities."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def about(overview: Overview) -> str:
+    """Task and model for a subtitle; a long model name (a path) keeps its end."""
+    name = overview.model.name
+    short = name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"
+    return plain(f"{overview.task.name} · {short}")
+
+
+def titled(title: str, *subtitle: str, height: int) -> go.Figure:
+    """An empty figure in the house style; each part of the subtitle has a line of its own."""
+    figure = go.Figure()
+    text = {"text": f"<b>{title}</b>", "subtitle": {"text": "<br>".join(subtitle)}}
+    figure.update_layout(template=TEMPLATE, title=text, height=height)
+    return figure
+
+
+def estimate_text(estimate: Estimate, digits: int = 2, unit: str = "") -> str:
+    """A value with its interval, such as "0.60 [0.50, 0.69]"; without one where it is unknown."""
+    value = fixed(estimate.value, digits)
+    interval = interval_text(estimate, digits)
+    return " ".join(part for part in (value, interval, unit) if part)
+
+
+def interval_text(estimate: Estimate, digits: int = 2) -> str:
+    """The interval alone, such as "[0.50, 0.69]"; empty where it is unknown."""
+    if np.isnan([estimate.low, estimate.high]).any():
+        return ""
+    return f"[{fixed(estimate.low, digits)}, {fixed(estimate.high, digits)}]"
+
+
+def fixed(value: float, digits: int = 2) -> str:
+    """A number with a true minus sign, and never "-0.00"."""
+    return f"{value:z.{digits}f}".replace("-", "−")
+
+
+def error_bars(estimates: Sequence[Estimate]) -> dict[str, object]:
+    """Plotly's error bars for 95 % intervals."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [e.high - e.value for e in estimates],
+        "arrayminus": [e.value - e.low for e in estimates],
+        "thickness": 1.5,
+        "width": 5,
+    }
+
+
+def hover(label: str, estimate: Estimate, unit: str = "") -> str:
+    """The text at the pointer: what it is, value, interval, n."""
+    numbers = estimate_text(estimate, unit=unit)
+    return f"<b>{plain(label)}</b><br>{numbers}<br>95 % interval, n = {estimate.n}"

@@ -1,0 +1,81 @@
+"""The page: its layout is `template.html`; here everything is put in its place.
+
+It is one file that works without a network; its policy forbids the browser any request.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from mechtv.files import write_whole
+from mechtv.overview import Overview
+from mechtv.plots import accuracy_by_layer, dntp_bars, training_curves
+from mechtv.plots.style import label_of, look_of
+from mechtv.report import origin, tables, words
+from mechtv.report.markup import Html, facts, key_figure, text
+
+CONFIG = {
+    "displaylogo": False,
+    "responsive": True,
+    "modeBarButtons": [["toImage", "resetScale2d"]],
+}
+KEY_SETTINGS = ("learned", "in-context", "hidden_state", "zero-shot")
+
+
+def write_report(overview: Overview, path: str | Path) -> Path:
+    """Write the page to `path`, whole or not at all.
+
+    Raises:
+        InvalidInput: if the folder does not exist or cannot be written.
+    """
+    return write_whole(path, report_html(overview).encode("utf-8"))
+
+
+def report_html(overview: Overview) -> str:
+    """The page as text: about 5 MB, nearly all of it Plotly's own code."""
+    comparisons = overview.comparisons()
+    parts: dict[str, Html] = {
+        "title": text(f"Task vectors for {overview.task.name}"),
+        "subtitle": text(words.subtitle(overview)),
+        "plotly": Html(get_plotlyjs()),
+        "answer": text(words.answer(overview, comparisons)),
+        "key_figures": _key_figures(overview),
+        "accuracy_figure": _drawn(accuracy_by_layer(overview), "figure-accuracy"),
+        "training_figure": _drawn(training_curves(overview), "figure-training"),
+        "vocabulary_figure": _drawn(dntp_bars(overview), "figure-vocabulary"),
+        "labels_figure": _drawn(dntp_bars(overview, over="labels"), "figure-labels"),
+        "distance_note": text(words.distance_note(overview)),
+        "settings_table": tables.settings_table(overview),
+        "comparison_table": tables.comparison_table(comparisons),
+        "examples_table": tables.examples_table(overview),
+        "facts": facts(origin.provenance(overview)),
+        "training_table": tables.training_table(overview),
+        "learn_settings": facts(origin.learn_settings(overview)),
+        "command": text(origin.command(overview)),
+        "version": text(origin.learned_card(overview).versions.get("mechtv", "")),
+    }
+    return _template().substitute(parts)
+
+
+def _template() -> Template:
+    return Template((files("mechtv.report") / "template.html").read_text(encoding="utf-8"))
+
+
+def _drawn(figure: go.Figure, name: str) -> Html:
+    """The figure's element and the call that draws it, without the library."""
+    return Html(figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=CONFIG))
+
+
+def _key_figures(overview: Overview) -> Html:
+    return Html("\n".join(_key_figure(overview, name) for name in KEY_SETTINGS))
+
+
+def _key_figure(overview: Overview, name: str) -> Html:
+    setting = words.best(overview, name)
+    depth = "" if setting.layer is None else f", layer {setting.layer}"
+    color = "var(--ink)" if name == "zero-shot" else look_of(name).color
+    label = label_of(name, overview.shots) + depth
+    return key_figure(label, setting.evaluation.accuracy, color)

@@ -1,0 +1,121 @@
+"""The command line, on a tiny model saved to a folder."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from builders import tiny_hf, tiny_tokenizer
+from typer.testing import CliRunner, Result
+
+from mechtv import TaskVector, get_task
+from mechtv.cli import app, main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and a file of pairs."""
+    place = tmp_path_factory.mktemp("model")
+    tiny_hf("llama").save_pretrained(place)
+    tiny_tokenizer().save_pretrained(place)
+    pairs = [
+        {"input": e.fields["input"], "output": e.answer} for e in get_task("capitalize").examples
+    ]
+    (place / "pairs.json").write_text(json.dumps(pairs[:40]))
+    return place
+
+
+def call(*words: object) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_run_writes_the_page_the_tables_and_the_vectors(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    options = ["--layers", "0,2", "--shots", 2, "--n", 5, "--out", out]
+    result = call("run", "--model", folder, "--task", folder / "pairs.json", *options)
+    assert result.exit_code == 0, result.output
+    assert "learned, layer 2: accuracy" in result.output
+    assert "<html" in (out / "report.html").read_text(encoding="utf-8")
+    names = {path.name for path in (out / "vectors").iterdir()}
+    assert names == {
+        f"{m}-layer0{x}.safetensors" for m in ("learned", "hidden_state") for x in (0, 2)
+    }
+    assert set(pd.read_csv(out / "results.csv")["setting"]) >= {"zero-shot", "learned"}
+    assert len(pd.read_csv(out / "comparisons.csv")) == 2
+    assert set(pd.read_csv(out / "curves.csv")["layer"]) == {0, 2}
+
+
+def test_learn_evaluate_and_show_work_on_one_file(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "v.safetensors"
+    about = ["--model", folder, "--task", folder / "pairs.json"]
+    trained = call(
+        "learn", "--out", file, *about, "--layers", "1", "--positions", "-2,-1", "--epochs", 2
+    )
+    assert trained.exit_code == 0, trained.output
+    assert TaskVector.load(file).sites[0].positions == (-2, -1)
+    scored = call(
+        "evaluate",
+        file,
+        *about,
+        "--n",
+        5,
+        "--icl-shots",
+        2,
+        "--template",
+        r"Q: {input}\nA: {answer}",
+    )
+    assert "accuracy, full vocabulary" in scored.output
+    assert "dNTP over vocabulary" in scored.output
+    shown = call("show", file)
+    assert '"method": "learned"' in shown.output
+    assert "validation_loss" in shown.output
+
+
+def test_tasks_are_listed_with_their_sizes() -> None:
+    output = call("tasks").output
+    assert "present-past" in output
+    assert "sst2" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "--task", "present-pst"], "did you mean 'present-past'"),
+        (["run", "--layers", "one"], "'one' is not a list of numbers"),
+        (["evaluate", "--dtype", "float23"], "did you mean"),
+        (["show", "nowhere.safetensors"], "There is no file 'nowhere.safetensors'"),
+        (["learn", "--out", "nowhere/v.safetensors"], "There is no folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_status_2(
+    words: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mechtv", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mechtv: ")
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "nothing is made before the input is known to be good"
+
+
+def test_the_module_runs_as_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from mechtv.cli import main; main()", "tasks"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
