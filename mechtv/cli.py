@@ -50,6 +50,7 @@ def run(
     template: TemplateText = None,
     layers: Layers = None,
     shots: Annotated[int, typer.Option(help="Demonstrations in context.")] = 8,
+    epochs: Annotated[int, typer.Option(help="Of training at each depth, at most.")] = 8,
     n: N = None,
     seed: Seed = 0,
     device: Device = None,
@@ -71,7 +72,14 @@ def run(
             setting.vector.save(vectors / f"{setting.name}-layer{setting.layer:02d}.safetensors")
 
     overview = run_overview(
-        opened, chosen, layers=depths, shots=shots, n=n, seed=seed, on_finished=keep
+        opened,
+        chosen,
+        layers=depths,
+        shots=shots,
+        epochs=epochs,
+        n=n,
+        seed=seed,
+        on_finished=keep,
     )
     _write_table(overview.table(), out / "results.csv")
     _write_table(overview.comparisons(), out / "comparisons.csv")

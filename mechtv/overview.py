@@ -34,6 +34,7 @@ from mechtv.tasks.task import Task
 from mechtv.vectors.vector import TaskVector
 
 N_DEPTHS = 4
+EPOCHS = 8
 N_EXAMPLES = 12
 NEW_TOKENS = 6
 
@@ -139,6 +140,7 @@ def run_overview(
     *,
     layers: Sequence[int] | None = None,
     shots: int = 8,
+    epochs: int = EPOCHS,
     n: int | None = None,
     seed: int = 0,
     progress: bool | None = None,
@@ -149,6 +151,7 @@ def run_overview(
     Args:
         layers: the depths; four evenly spread ones if None.
         shots: demonstrations of the in-context run and of the extracted vector.
+        epochs: of training at each depth, at most.
         n: how many test queries; all if None.
         on_finished: called with each setting as soon as it is scored, so nothing is lost if the job
             is interrupted.
@@ -167,7 +170,7 @@ def run_overview(
     ]
     for depth in layers:
         extract = partial(extract_hidden_state, model, task, depth, shots=shots, seed=seed)
-        train = partial(learn, model, task, depth, seed=seed, progress=progress)
+        train = partial(learn, model, task, depth, epochs=epochs, seed=seed, progress=progress)
         makers += [("hidden_state", depth, extract), ("learned", depth, train)]
     settings: list[Setting] = []
     for name, layer, make in progress_over(makers, title=task.name, show=progress):

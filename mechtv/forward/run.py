@@ -73,7 +73,12 @@ def capture(
     Returns:
         For each site its activations: one slot a position, in the site's order. For `"all"`
         positions, one slot a column, padding included.
+
+    Raises:
+        InvalidInput: for no sites, a site that the model lacks, or a row too short for a position.
     """
+    if not sites:
+        raise InvalidInput("There are no sites to capture; give at least one.")
     layout = layout_of(prompts, model)
     taken: dict[Site, Tensor] = {}
     with ExitStack() as stack:
@@ -150,18 +155,18 @@ def _call(model: TransformerBridge, prompts: Prompts) -> Callable[..., Tensor]:
     return partial(model, prompts.tokens.to(device), attention_mask=prompts.mask.long().to(device))
 
 
-def _keep(taken: dict[Site, Tensor], site: Site, layout: Layout) -> Callable[..., None]:
-    def hook(activation: Float[Tensor, "batch pos *feature"], hook: HookPoint) -> None:
-        if site.positions == "all":
-            taken[site] = activation
-            return
-        chosen = layout.select(site, "prompt")
-        row, column, slot = (
-            x.to(activation.device) for x in (chosen.row, chosen.column, chosen.slot)
-        )
-        empty = activation.new_zeros(
-            activation.shape[0], len(site.positions), *activation.shape[2:]
-        )
-        taken[site] = empty.index_put((row, slot), activation[row, column])
-
-    return hook
+def _keep(
+    activation: Float[Tensor, "batch pos *feature"],
+    hook: HookPoint,
+    *,
+    taken: dict[Site, Tensor],
+    site: Site,
+    layout: Layout,
+) -> None:
+    if site.positions == "all":
+        taken[site] = activation
+        return
+    chosen = layout.select(site, "prompt")
+    row, column, slot = (x.to(activation.device) for x in (chosen.row, chosen.column, chosen.slot))
+    empty = activation.new_zeros(activation.shape[0], len(site.positions), *activation.shape[2:])
+    taken[site] = empty.index_put((row, slot), activation[row, column])

@@ -62,11 +62,13 @@ class LearnSettings:
     n_validation: int | None
 
     def __post_init__(self) -> None:
-        if self.objective not in get_args(ObjectiveName):
-            names = ", ".join(get_args(ObjectiveName))
-            raise InvalidInput(f"objective={self.objective!r} is unknown; use one of {names}.")
-        if self.schedule not in get_args(Schedule):
-            raise InvalidInput(f"schedule={self.schedule!r} is unknown; use cosine or constant.")
+        choices = {"objective": ObjectiveName, "schedule": Schedule, "over": Over}
+        for name, known in choices.items():
+            if getattr(self, name) not in get_args(known):
+                raise InvalidInput(
+                    f"{name}={getattr(self, name)!r} is unknown; use one of "
+                    f"{', '.join(get_args(known))}."
+                )
         if not self.layers or len(set(self.layers)) != len(self.layers):
             raise InvalidInput(f"layer={self.layers} must name one or more distinct layers.")
         for name, least in (("epochs", 1), ("batch_size", 1), ("patience", 1), ("shots", 0)):
@@ -82,6 +84,11 @@ class LearnSettings:
             raise InvalidInput(
                 f"objective={self.objective!r} matches an in-context run; "
                 f"icl_shots={self.icl_shots} must be 1 or more."
+            )
+        if self.objective == "state" and self.state_layer < max(self.layers):
+            raise InvalidInput(
+                f"state_layer={self.state_layer} comes before layer={max(self.layers)}, so the "
+                "vector cannot change that state; use a later one."
             )
 
     @property

@@ -5,6 +5,7 @@ of a vector on some of their rows. A new objective is one class, and one line wh
 chooses.
 """
 
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -50,7 +51,8 @@ class Answer:
     """-log p(answer), the mean over the answer's tokens (*Learned*, section 3)."""
 
     def __init__(self, model: TransformerBridge, prompts: Prompts) -> None:
-        self.model, self.prompts = model, prompts
+        self.model = model
+        self.prompts = replace(prompts, labels=(), label_tokens=())  # labels are not scored
 
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The cross-entropy of each row's answer."""

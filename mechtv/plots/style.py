@@ -17,7 +17,7 @@ from mechtv.overview import Overview
 
 INK, MUTED, GRID = "#1f2328", "#57606a", "#e3e6ea"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-LONGEST_NAME = 36
+LONGEST_NAME = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +129,10 @@ def plain(text: str) -> str:
 
 
 def about(overview: Overview) -> str:
-    """Task and model for a subtitle; a long model name (a path) keeps its end."""
-    name = overview.model.name
-    short = name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"
-    return plain(f"{overview.task.name} · {short}")
+    """Task and model for a subtitle; of a long name (a path) the end is kept."""
+    names = (overview.task.name, overview.model.name)
+    short = (n if len(n) <= LONGEST_NAME else f"…{n[1 - LONGEST_NAME :]}" for n in names)
+    return plain(" · ".join(short))
 
 
 def titled(title: str, *subtitle: str, height: int) -> go.Figure:

@@ -2,7 +2,7 @@
 
 import shlex
 
-from mechtv.overview import Overview, evenly_spread
+from mechtv.overview import EPOCHS, Overview, evenly_spread
 from mechtv.tasks.builtin import builtin_names, load_builtin
 from mechtv.tasks.template import Template
 from mechtv.vectors.card import Card
@@ -60,6 +60,9 @@ def command(overview: Overview) -> str:
         words += ["--template", overview.task.template.text.replace("\n", "\\n")]
     if overview.model.dtype != DTYPE:
         words += ["--dtype", overview.model.dtype]
+    epochs = learned_card(overview).settings.get("epochs", EPOCHS)
+    if epochs != EPOCHS:
+        words += ["--epochs", str(epochs)]
     words += ["--shots", str(overview.shots), "--seed", str(overview.seed)]
     return shlex.join(words)
 

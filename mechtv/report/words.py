@@ -109,7 +109,7 @@ def _depths(comparisons: pd.DataFrame) -> str:
     lost = clear[clear["difference"] < 0]
     tests = len(comparisons)
     correction = f", not corrected for {tests} tests" if tests > 1 else ""
-    against = f" (at layer {_listed(lost['layer'])} against it)" if len(lost) else ""
+    against = f"; the hidden-state vector wins at {_listed(lost['layer'])}" if len(lost) else ""
     return (
         f"The learned vector beats the hidden-state vector {_count(wins, comparisons)}; the "
         f"difference is beyond chance (exact McNemar test, p < {LEVEL}{correction}) "
@@ -119,15 +119,15 @@ def _depths(comparisons: pd.DataFrame) -> str:
 
 def _count(some: pd.DataFrame, every: pd.DataFrame) -> str:
     if len(some) == len(every):
-        return "at every depth" if len(every) > 1 else f"at layer {_listed(every['layer'])}"
+        return "at every depth" if len(every) > 1 else f"at {_listed(every['layer'])}"
     if some.empty:
         return "at no depth"
-    return f"at {len(some)} of {len(every)} depths (layer {_listed(some['layer'])})"
+    return f"at {len(some)} of {len(every)} depths ({_listed(some['layer'])})"
 
 
 def _listed(layers: "pd.Series[int]") -> str:
     *firsts, last = map(str, layers)
-    return f"{', '.join(firsts)} and {last}" if firsts else last
+    return f"layers {', '.join(firsts)} and {last}" if firsts else f"layer {last}"
 
 
 def _at_best(overview: Overview, comparisons: pd.DataFrame) -> str:

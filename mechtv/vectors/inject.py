@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def inject(
     with ExitStack() as stack:
         calls = stack.enter_context(_watched(model))
         for edit in edits:
-            hook = _edit_hook(edit, acts_on, calls)
+            hook = partial(_edit, edit=edit, acts_on=acts_on, calls=calls)
             stack.enter_context(hooked(model, edit.site, hook))
         yield
 
@@ -107,11 +108,15 @@ def check_fits(model: TransformerBridge, edit: Edit) -> None:
         )
 
 
-def _edit_hook(edit: Edit, acts_on: ActsOn, calls: "_Calls") -> Callable[..., Tensor | None]:
-    def hook(activation: Float[Tensor, "batch pos *feature"], hook: HookPoint) -> Tensor | None:
-        return edited(activation, edit.operation, calls.layout(activation), edit.site, acts_on)
-
-    return hook
+def _edit(
+    activation: Float[Tensor, "batch pos *feature"],
+    hook: HookPoint,
+    *,
+    edit: Edit,
+    acts_on: ActsOn,
+    calls: "_Calls",
+) -> Float[Tensor, "batch pos *feature"] | None:
+    return edited(activation, edit.operation, calls.layout(activation), edit.site, acts_on)
 
 
 def edited(
@@ -142,6 +147,8 @@ class _Calls:
 
     def __init__(self, model: TransformerBridge) -> None:
         self._model = weakref.ref(model)
+        self.users = 0
+        self.undo = ExitStack()
         self.declared: Layout | None = None
         self._seen: Layout | None = None
         self._generation: _Generation | None = None
@@ -229,48 +236,60 @@ _WATCHED: "weakref.WeakKeyDictionary[TransformerBridge, _Calls]" = weakref.WeakK
 
 @contextmanager
 def _watched(model: TransformerBridge) -> Iterator[_Calls]:
-    """Follow the model's calls. Nested uses share one watch; the outermost removes it."""
+    """Follow the model's calls. Uses at one time share one watch; the last to end removes it."""
     calls = _WATCHED.get(model)
-    with ExitStack() as stack:
-        if calls is None:
-            calls = _WATCHED[model] = _Calls(model)
-            stack.callback(_WATCHED.pop, model)
-            _install(model, calls, stack)
+    if calls is None:
+        calls = _WATCHED[model] = _Calls(model)
+        calls.undo.callback(_WATCHED.pop, model)
+    calls.users += 1
+    try:
+        if calls.users == 1:
+            _install(model, calls, calls.undo)
         yield calls
+    finally:
+        calls.users -= 1
+        if not calls.users:
+            calls.undo.close()
 
 
 def _install(model: TransformerBridge, calls: _Calls, stack: ExitStack) -> None:
     before = model.original_model.register_forward_pre_hook(calls.before_pass, with_kwargs=True)
     stack.callback(before.remove)
-    original = {name: getattr(model, name) for name in ("forward", *_GENERATORS)}
-
-    def forward(input: object, *args: Any, **kwargs: Any) -> Any:
-        with calls.text(input, kwargs):
-            return original["forward"](input, *args, **kwargs)
-
-    def generator(name: str) -> Callable[..., Any]:
-        def generate(*args: Any, **kwargs: Any) -> Any:
-            with calls.generation(_Generation()):
-                return original[name](*args, **kwargs)
-
-        def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            running, end = _Generation(), object()
-            with closing(original[name](*args, **kwargs)) as chunks:
-                while True:
-                    with calls.generation(running):  # not while the caller holds a chunk
-                        chunk = next(chunks, end)
-                    if chunk is end:
-                        return
-                    yield chunk
-
-        return stream if name == "generate_stream" else generate
-
-    wrappers = {"forward": forward, **{name: generator(name) for name in _GENERATORS}}
-    for name, wrapper in wrappers.items():
-        _shadow(model, name, wrapper, stack)
+    for name, wrapper in _WRAPPERS.items():
+        _shadow(model, name, partial(wrapper, getattr(model, name), calls), stack)
 
 
-_GENERATORS = ("generate", "generate_stream", "hf_generate")
+def _forward(
+    original: Callable[..., Any], calls: _Calls, input: object, *args: Any, **kwargs: Any
+) -> Any:
+    with calls.text(input, kwargs):
+        return original(input, *args, **kwargs)
+
+
+def _generate(original: Callable[..., Any], calls: _Calls, *args: Any, **kwargs: Any) -> Any:
+    with calls.generation(_Generation()):
+        return original(*args, **kwargs)
+
+
+def _generate_stream(
+    original: Callable[..., Any], calls: _Calls, *args: Any, **kwargs: Any
+) -> Iterator[Any]:
+    running, end = _Generation(), object()
+    with closing(original(*args, **kwargs)) as chunks:
+        while True:
+            with calls.generation(running):  # not while the caller holds a chunk
+                chunk = next(chunks, end)
+            if chunk is end:
+                return
+            yield chunk
+
+
+_WRAPPERS: dict[str, Callable[..., Any]] = {
+    "forward": _forward,
+    "generate": _generate,
+    "hf_generate": _generate,
+    "generate_stream": _generate_stream,
+}
 
 
 def _shadow(model: TransformerBridge, name: str, wrapper: object, stack: ExitStack) -> None:

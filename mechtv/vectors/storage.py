@@ -90,7 +90,7 @@ def _read(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) 
         )
         card = Card.from_json(json.loads(header["card"]))
         return TaskVector(edits=edits, card=card, acts_on=header["acts_on"])  # type: ignore[arg-type]
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(
             f"{str(path)!r} has a damaged header ({error!r}); save the vector again."
         ) from error

@@ -86,10 +86,10 @@ class TaskVector:
     def __neg__(self) -> "TaskVector":
         return self.scaled(-1.0)
 
-    def __mul__(self, factor: float) -> "TaskVector":
+    def __mul__(self, factor: object) -> "TaskVector":
         if not isinstance(factor, Real):
             return NotImplemented
-        return self.scaled(factor)
+        return self.scaled(float(factor))
 
     __rmul__ = __mul__
 
@@ -206,9 +206,13 @@ def _values_by_site(vector: TaskVector) -> dict[Site, Tensor]:
 
 def _summed(site: Site, left: Tensor | None, right: Tensor | None) -> Tensor:
     present = [value for value in (left, right) if value is not None]
-    if len({value.shape[-1] for value in present}) > 1:
-        widths = " and ".join(str(value.shape[-1]) for value in present)
-        raise InvalidInput(f"Vectors of widths {widths} at {site} cannot be added.")
+    features = 2 if site.component == "z" else 1
+    if len({value.shape[-features:] for value in present}) > 1:
+        shapes = " and ".join(str(tuple(value.shape)) for value in present)
+        raise InvalidInput(
+            f"Values of shapes {shapes} at {site} cannot be added; both vectors must be for "
+            "models of one width."
+        )
     return present[0] if len(present) == 1 else present[0] + present[1].to(present[0].device)
 
 

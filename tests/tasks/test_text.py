@@ -10,8 +10,8 @@ import pytest
 
 from mechtv.errors import InvalidInput, UnknownName
 from mechtv.tasks import text as module
-from mechtv.tasks.template import TEMPLATES
 from mechtv.tasks.sources import TEXT_SOURCES, Source
+from mechtv.tasks.template import TEMPLATES
 from mechtv.tasks.text import load_text
 
 WORDS = {

@@ -23,7 +23,7 @@ HOOK_NAMES = {
     "z": "blocks.{}.attn.hook_z",
 }
 IDS = ([5, 310, 77], [9, 41, 300, 12, 260, 33, 8], [120, 64, 290, 17, 202])  # longest: 7
-TEXTS = ("jump -> jumped, walk", "hot ->", "cat -> cats, dog")  # 6, 2 and 5 tokens
+TEXTS = ("jump -> jumped, walk", "big -> small", "France -> Paris, Italy ->")  # longest: the last
 
 tiny_shared = functools.cache(tiny)  # for tests that leave the model as it was
 
@@ -31,7 +31,7 @@ tiny_shared = functools.cache(tiny)  # for tests that leave the model as it was
 def noise(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
     """Random float64 numbers, large enough that no effect drowns."""
     generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def feature(model: TransformerBridge, component: str) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ def additive(
 def touched(
     positions: tuple[int, ...] | str, acts_on: str, prompt: int, total: int
 ) -> list[tuple[int, int]]:
-    """Pairs of column and slot, in a row of `total` tokens of which the first `prompt` are given."""
+    """Pairs of column and slot in a row of `total` tokens, the first `prompt` of them given."""
     pairs = []
     if acts_on in ("prompt", "both"):
         if positions == "all":
@@ -111,19 +111,23 @@ def by_hand(
     *,
     prompt: int | None = None,
 ) -> Tensor:
-    """The logits (pos x vocabulary) of one unpadded row whose first `prompt` tokens are the prompt."""
-    prompt = len(ids) if prompt is None else prompt
-    edits = () if vector is None else vector.edits
-    acts_on = "" if vector is None else vector.acts_on
-    hooks = [
-        (
-            HOOK_NAMES[edit.site.component].format(edit.site.layer),
-            _hook(edit, touched(edit.site.positions, acts_on, prompt, len(ids))),
-        )
-        for edit in edits
-    ]
+    """The logits (pos x vocabulary) of one unpadded row; its first `prompt` tokens are given."""
+    hooks = hooks_by_hand(vector, len(ids) if prompt is None else prompt, len(ids))
     logits: Tensor = model.run_with_hooks(torch.tensor([list(ids)]), fwd_hooks=hooks)
     return logits[0]
+
+
+def hooks_by_hand(
+    vector: TaskVector | None, prompt: int, total: int
+) -> list[tuple[str, Callable[..., Tensor]]]:
+    """TransformerLens hooks that do what the vector does to one unpadded row."""
+    return [
+        (
+            HOOK_NAMES[edit.site.component].format(edit.site.layer),
+            _hook(edit, touched(edit.site.positions, vector.acts_on, prompt, total)),
+        )
+        for edit in (() if vector is None else vector.edits)
+    ]
 
 
 def generate_by_hand(
