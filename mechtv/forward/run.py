@@ -85,7 +85,8 @@ def capture(
         stack.enter_context(declared_layout(model, layout))
         stack.enter_context(applied(vector, model))
         for site in sites:
-            stack.enter_context(hooked(model, site, _keep(taken, site, layout)))
+            hook = partial(_keep, taken=taken, site=site, layout=layout)
+            stack.enter_context(hooked(model, site, hook))
         last = max(site.layer for site in sites)
         if last + 1 < model.cfg.n_layers:
             _call(model, prompts)(stop_at_layer=last + 1)

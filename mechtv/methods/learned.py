@@ -5,6 +5,7 @@ size of the residual stream (METHODS, section 2). Use an extractor instead when 
 and no in-context reference to train towards.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
@@ -76,9 +77,9 @@ class LearnSettings:
                 raise InvalidInput(
                     f"{name}={getattr(self, name)} is too small; use {least} or more."
                 )
-        if self.step_size <= 0:
+        if not 0 < self.step_size < math.inf:
             raise InvalidInput(
-                f"step_size={self.step_size} must be above 0; 0.2 suits most models."
+                f"step_size={self.step_size} must be above 0 and finite; 0.2 suits most models."
             )
         if self.objective != "answer" and self.icl_shots < 1:
             raise InvalidInput(
@@ -141,8 +142,9 @@ def learn(
         shots: demonstrations in the prompts that the vector is trained on; 0 is zero-shot.
         over: for `dntp`, the tokens compared: the whole `vocabulary` or the `labels`.
         step_size: AdamW's step in units of the residual stream: the step is `step_size` x (mean
-            residual norm at the site / sqrt(d_model)).
-        weight_decay: AdamW's decay; `init` the half-width of theta's uniform start.
+            residual norm at the position / sqrt(d_model)).
+        weight_decay: AdamW's decay: each step takes `step_size` x `weight_decay` of theta away.
+        init: the half-width of theta's uniform start, in absolute units.
         epochs: at most this many passes over the training split; `patience` ends training after so
             many epochs without a better validation score.
         schedule: `cosine` lets the step fall to 0 over `epochs`; `constant` keeps it.
@@ -186,17 +188,21 @@ def learn(
         validation = _objective(model, task, settings, "validation", n_validation, seed)
         norms = residual_norms(model, training.prompts, settings.sites)
         rng = torch_rng(seed, f"learn {task.name}")
-        start = [_start(model, site, init, rng) for site in settings.sites]
-        steps = [
-            step_size * norm / _features(model, site) ** 0.5
-            for site, norm in zip(settings.sites, norms, strict=True)
+        scales = [
+            _scale(model, site, norm) for site, norm in zip(settings.sites, norms, strict=True)
+        ]
+        start = [
+            _start(model, site, scale, init, rng)
+            for site, scale in zip(settings.sites, scales, strict=True)
         ]
         best, curve = train(
             start,
-            as_vector=lambda thetas: TaskVector(edits=_edits(settings, thetas), card=_NO_CARD),
+            as_vector=lambda units: TaskVector(
+                edits=_edits(settings, units, scales), card=_NO_CARD
+            ),
             training=training,
             validation=validation,
-            steps=steps,
+            steps=[step_size] * len(start),
             plan=Plan(
                 epochs=epochs,
                 batch_size=batch_size,
@@ -208,16 +214,17 @@ def learn(
             title=f"learn {task.name} at layer {', '.join(map(str, layers))}",
             show=progress,
         )
+        edits = _edits(settings, best, scales)
     measured = {
         "n_train": len(training.prompts),
         "n_validation": len(validation.prompts),
         "residual_norms": norms,
-        "steps": steps,
+        "steps": [(step_size * scale).flatten().tolist() for scale in scales],
     }
     card = card_for(
         model, task, method="learned", settings=asdict(settings) | measured, seed=seed, curve=curve
     )
-    return TaskVector(edits=_edits(settings, best), card=card)
+    return TaskVector(edits=edits, card=card)
 
 
 _NO_CARD = Card(method="learned")
@@ -247,25 +254,45 @@ def _objective(
     return MatchState(model, plain, in_context, settings.state_layer)
 
 
+def _feature(model: TransformerBridge, site: Site) -> tuple[int, ...]:
+    cfg = model.cfg
+    return (cfg.n_heads, cfg.d_head) if site.component == "z" else (cfg.d_model,)
+
+
+def _scale(
+    model: TransformerBridge, site: Site, norms: Sequence[float]
+) -> Float[Tensor, "*slot_ones"]:
+    """The size of one component of the stream at each position: mean norm / sqrt(width)."""
+    feature = _feature(model, site)
+    dtype = torch.float64 if model.cfg.dtype == torch.float64 else torch.float32
+    sizes = torch.tensor(norms, dtype=dtype) / math.prod(feature) ** 0.5
+    ones = [1] * len(feature)
+    shape = ones if site.positions == "all" else [len(norms), *ones]
+    return sizes.reshape(shape).to(device_of(model))
+
+
 def _start(
-    model: TransformerBridge, site: Site, init: float, rng: torch.Generator
+    model: TransformerBridge,
+    site: Site,
+    scale: Float[Tensor, "*slot_ones"],
+    init: float,
+    rng: torch.Generator,
 ) -> Float[Tensor, "*slot_feature"]:
-    """Theta ~ U(-init, init): one for each position, or one shared by all."""
-    cfg = model.cfg
-    feature = (cfg.n_heads, cfg.d_head) if site.component == "z" else (cfg.d_model,)
+    """Theta ~ U(-init, init) in units of `scale`: one for each position, or one shared by all.
+
+    Training in these units makes the step, the weight decay and AdamW's epsilon independent of how
+    large the model's stream is.
+    """
+    feature = _feature(model, site)
     shape = feature if site.positions == "all" else (len(site.positions), *feature)
-    dtype = torch.float64 if cfg.dtype == torch.float64 else torch.float32
-    uniform = torch.rand(shape, generator=rng, dtype=dtype)
-    return ((2 * uniform - 1) * init).to(device_of(model)).requires_grad_()
+    theta = (2 * torch.rand(shape, generator=rng, dtype=scale.dtype) - 1) * init
+    return (theta.to(scale.device) / scale).requires_grad_()
 
 
-def _features(model: TransformerBridge, site: Site) -> int:
-    cfg = model.cfg
-    return cfg.n_heads * cfg.d_head if site.component == "z" else cfg.d_model
-
-
-def _edits(settings: LearnSettings, thetas: Sequence[Tensor]) -> tuple[Edit, ...]:
+def _edits(
+    settings: LearnSettings, units: Sequence[Tensor], scales: Sequence[Tensor]
+) -> tuple[Edit, ...]:
     return tuple(
-        Edit(site=site, operation=Add(value=theta))
-        for site, theta in zip(settings.sites, thetas, strict=True)
+        Edit(site=site, operation=Add(value=unit * scale))
+        for site, unit, scale in zip(settings.sites, units, scales, strict=True)
     )

@@ -14,8 +14,11 @@ N_PROMPTS = 64
 
 def residual_norms(
     model: TransformerBridge, prompts: Prompts, sites: Sequence[Site]
-) -> list[float]:
-    """The mean norm of the activations at each site, over the first 64 prompts.
+) -> list[list[float]]:
+    """For each site and each of its positions the mean norm of the activations there.
+
+    The mean is over the first 64 prompts. Positions are apart because they differ: the first token
+    of a text is often an attention sink, with a norm many times that of the others.
 
     For LayerNorm models the norm is that of the centred vector, since only that is seen. For
     `"all"` positions it is taken at the last token.
@@ -29,8 +32,8 @@ def residual_norms(
     centred = "LN" in str(model.cfg.normalization_type)
     norms = []
     for place in places:
-        flat = activations[place].double().flatten(start_dim=2)
+        flat = activations[place].cpu().double().flatten(start_dim=2)
         if centred and place.component != "z":
             flat = flat - flat.mean(dim=-1, keepdim=True)
-        norms.append(float(flat.norm(dim=-1).mean()))
+        norms.append(flat.norm(dim=-1).mean(dim=0).tolist())
     return norms

@@ -1,5 +1,6 @@
 """The training loop: AdamW, early stopping on validation, the best vector kept."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
+from mechtv.errors import InvalidInput
 from mechtv.methods.objectives import Objective
 from mechtv.progress import progress_bar
 from mechtv.tasks.prompts import Prompts
@@ -45,30 +47,32 @@ def train(
     """Train the leaf tensors `start` in place.
 
     Args:
-        as_vector: the task vector that the tensors make; it shares their memory.
+        as_vector: the task vector that the tensors make, differentiable in them.
         steps: AdamW's step for each tensor.
 
     Returns:
         The tensors at the epoch with the best validation score, detached, and the curve: one row an
         epoch, epoch 0 before training.
+
+    Raises:
+        InvalidInput: if a loss is no finite number.
     """
-    vector = as_vector(start)
     groups = [{"params": [x], "lr": step} for x, step in zip(start, steps, strict=True)]
     optimizer = torch.optim.AdamW(groups, weight_decay=plan.weight_decay)
     n_batches = -(-len(training.prompts) // plan.batch_size)
     schedule = _schedule(optimizer, plan, n_batches)
-    curve = [{"epoch": 0.0, "step": 0.0} | validation.score(vector)]
+    curve = [{"epoch": 0.0, "step": 0.0} | validation.score(as_vector(start))]
     best, best_epoch = _copy(start), 0
     with progress_bar(title=title, total=plan.epochs * n_batches, show=show) as bar:
         for epoch in range(1, plan.epochs + 1):
             losses = []
             for rows in like_lengths(training.prompts, plan.batch_size, rng):
-                losses.append(_step(vector, training, rows, optimizer) * len(rows))
+                losses.append(_step(as_vector(start), training, rows, optimizer) * len(rows))
                 schedule.step()
                 bar.update()
             loss = sum(losses) / len(training.prompts)
             point = {"epoch": float(epoch), "step": float(epoch * n_batches), "train_loss": loss}
-            curve.append(point | validation.score(vector))
+            curve.append(point | validation.score(as_vector(start)))
             if _rank(curve[-1]) > _rank(curve[best_epoch]):
                 best, best_epoch = _copy(start), epoch
             if epoch - best_epoch >= plan.patience:
@@ -96,9 +100,14 @@ def _step(
 ) -> float:
     optimizer.zero_grad(set_to_none=True)
     loss = training.loss(vector, rows).mean()
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise InvalidInput(
+            f"Training diverged: the loss became {value}; use a smaller step_size, or float32."
+        )
     loss.backward()
     optimizer.step()
-    return float(loss.detach())
+    return value
 
 
 def _schedule(optimizer: torch.optim.Optimizer, plan: Plan, n_batches: int) -> LRScheduler:

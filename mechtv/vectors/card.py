@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -11,7 +12,10 @@ LIBRARIES = ("mechtv", "torch", "transformers", "transformer-lens")
 
 def library_versions() -> dict[str, str]:
     """The versions of the libraries that a vector's numbers depend on."""
-    return {name: version(name) for name in LIBRARIES}
+    return {name: _version(name) for name in LIBRARIES}
+
+
+_version = cache(version)  # which reads a file
 
 
 @dataclass(frozen=True, kw_only=True)

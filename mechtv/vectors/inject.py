@@ -206,12 +206,17 @@ class _Calls:
             whole_prompt=start == 0,
         )
 
-    def _real_tokens(self, tokens: Tensor, mask: Tensor | None, start: int) -> Bool[Tensor, "b p"]:
+    def _real_tokens(self, tokens: Tensor, mask: object, start: int) -> Bool[Tensor, "b p"]:
         total = start + tokens.shape[1]
         if mask is None and self._text_options is not None and start == 0:
             mask = self._mask_of_text(tokens)
         if mask is None:
             return torch.ones(tokens.shape[0], total, dtype=torch.bool, device=tokens.device)
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            raise InvalidInput(
+                "Under a vector the attention mask must be batch x position, 1 for real tokens; "
+                "this call's has another form (static caches make such): use the default cache."
+            )
         real = mask.bool()
         earlier = torch.ones(
             real.shape[0], total - real.shape[1], dtype=torch.bool, device=real.device

@@ -118,7 +118,7 @@ def test_teacher_forced_logits_equal_hooks_at_fixed_columns(
     model = tiny_shared(family)
     prompts = Prompts.from_ids(model, IDS, answers=ANSWERS, padding_side=side).with_answers()
     every = torch.arange(prompts.tokens.shape[1]).expand(len(IDS), -1)
-    for positions in POSITIONS:
+    for positions in (*POSITIONS, (-3, -2)):  # the last of which name no new token
         vector = additive(model, positions=positions, acts_on=acts_on)
         logits = run(model, prompts, vector, columns=every)
         for row, (ids, answer) in enumerate(zip(IDS, ANSWERS, strict=True)):

@@ -12,6 +12,7 @@ import torch
 from builders import D_MODEL, tiny
 from evaluation.invented import LABELS, model_of, task_of
 from evaluation.naive import naive_logits, row_of
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import mechtv
 from mechtv.errors import InvalidInput
@@ -290,8 +291,8 @@ def test_patience_ends_training_early():
 # --- the step ---
 
 
-def naive_norm(model, task, layer, positions, centred, n=6):
-    """The mean norm of the block's input over rows and positions, from single passes."""
+def naive_norm(model, task, layer, position, centred, n=6):
+    """The mean norm over rows of the block's input at one position, from single passes."""
     prompts = Prompts.of(model, task, split="train", n=n)
     name = model.get_hook_point(f"blocks.{layer}.hook_resid_pre").name
     norms = []
@@ -299,10 +300,9 @@ def naive_norm(model, task, layer, positions, centred, n=6):
         keep = {name: None}
         ids = row_of(prompts, row)
         naive_logits(model, ids, len(ids), keep=keep)
-        for position in positions:
-            h = keep[name][position].tolist()
-            middle = sum(h) / len(h) if centred else 0.0
-            norms.append(math.sqrt(sum((x - middle) ** 2 for x in h)))
+        h = keep[name][position].tolist()
+        middle = sum(h) / len(h) if centred else 0.0
+        norms.append(math.sqrt(sum((x - middle) ** 2 for x in h)))
     return sum(norms) / len(norms)
 
 
@@ -311,19 +311,50 @@ CENTRED = {"llama": False, "gemma2": False, "gpt2": True, "neox": True, "native"
 
 @pytest.mark.parametrize(("family", "centred"), CENTRED.items())
 @pytest.mark.parametrize("positions", [(-1,), (-3, -1), "all"])
-def test_the_step_is_in_units_of_the_residual_norm_at_the_site(family, centred, positions):
+def test_the_step_is_in_units_of_the_residual_norm_at_each_position(family, centred, positions):
     model, task = model_of(family), task_of()
     vector = learn(
         model, task, (0, 2), positions=positions, step_size=0.3, **{**SHORT, "epochs": 1}
     )
     settings = vector.card.settings
-    for layer, norm, step in zip(
+    for layer, norms, steps in zip(
         (0, 2), settings["residual_norms"], settings["steps"], strict=True
     ):
         places = (-1,) if positions == "all" else positions
-        wanted = naive_norm(model, task, layer, places, centred)
-        assert norm == pytest.approx(wanted, rel=1e-12)
-        assert step == pytest.approx(0.3 * wanted / math.sqrt(D_MODEL), rel=1e-12)
+        wanted = [naive_norm(model, task, layer, place, centred) for place in places]
+        assert norms == pytest.approx(wanted, rel=1e-12)
+        assert steps == pytest.approx([0.3 * x / math.sqrt(D_MODEL) for x in wanted], rel=1e-12)
+
+
+def rescaled(factor):
+    """A tiny Llama whose residual stream is `factor` times as large, computing the same."""
+    model = tiny("llama", seed=3)
+    with torch.no_grad():
+        for name, weight in model.original_model.named_parameters():
+            if any(part in name for part in ("embed", "o_proj", "down_proj")):
+                weight.mul_(factor)
+        for module in model.original_model.modules():
+            if isinstance(module, LlamaRMSNorm):
+                module.variance_epsilon *= factor**2
+    return model
+
+
+def test_training_does_not_depend_on_the_size_of_the_stream():
+    """Step, weight decay and AdamW's epsilon are all in units of the stream."""
+    options = {**SHORT, "init": 0.0, "weight_decay": 0.5}
+    models = rescaled(1.0), rescaled(1e4)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    torch.testing.assert_close(models[0](ids), models[1](ids), atol=1e-9, rtol=0)
+    small, large = (learn(model, task_of(), 1, **options) for model in models)
+    torch.testing.assert_close(1e4 * small.value(), large.value(), rtol=1e-6, atol=0)
+    losses = [vector.training_curve().validation_loss.to_numpy() for vector in (small, large)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_training_that_diverges_says_so():
+    huge = {**SHORT, "step_size": 1e300}
+    with pytest.raises(InvalidInput, match=r"diverged: the loss became nan; use a smaller"):
+        learn(model_of(), task_of(), 1, **{**huge, "epochs": 5, "patience": 5})
 
 
 @pytest.mark.parametrize(("family", "seen"), [("gpt2", False), ("llama", True)])
@@ -337,9 +368,10 @@ def test_a_constant_on_all_components_is_invisible_to_layernorm_models_alone(fam
     plain = learn(model, task, **SHORT).card.settings
     with shift.applied(model):
         moved = learn(model, task, **SHORT).card.settings
-    same = moved["steps"] == pytest.approx(plain["steps"], rel=1e-9)
+    same = moved["steps"][0] == pytest.approx(plain["steps"][0], rel=1e-9)
     assert same is not seen
-    assert (moved["residual_norms"] == pytest.approx(plain["residual_norms"], rel=1e-9)) is same
+    norms = (moved["residual_norms"][0], plain["residual_norms"][0])
+    assert (norms[0] == pytest.approx(norms[1], rel=1e-9)) is same
 
 
 def test_the_first_step_is_the_recorded_one():
@@ -348,7 +380,7 @@ def test_the_first_step_is_the_recorded_one():
     vector = learn(model_of(), task_of(LABELS), 1, **options)
     curve = vector.training_curve()
     assert curve.validation_loss[1] < curve.validation_loss[0], "the first epoch was kept"
-    (step,) = vector.card.settings["steps"]
+    ((step,),) = vector.card.settings["steps"]
     moved = vector.value().abs()
     torch.testing.assert_close(moved, torch.full_like(moved, step), rtol=1e-4, atol=0)
 
@@ -356,9 +388,8 @@ def test_the_first_step_is_the_recorded_one():
 def test_the_steps_of_the_heads_are_in_units_of_their_outputs():
     model = model_of()
     settings = learn(model, task_of(), 1, component="z", **SHORT).card.settings
-    assert settings["steps"][0] == pytest.approx(
-        0.2 * settings["residual_norms"][0] / math.sqrt(4 * 16), rel=1e-12
-    )
+    ((step,),), ((norm,),) = settings["steps"], settings["residual_norms"]
+    assert step == pytest.approx(0.2 * norm / math.sqrt(4 * 16), rel=1e-12)
 
 
 # --- what it records ---
@@ -499,4 +530,4 @@ def test_a_vector_is_learned_on_the_real_model(model):
     assert all(weight.grad is None for weight in model.parameters())
     plain, injected = (evaluate(model, task, v, n=8) for v in (None, vector))
     assert injected.log_probability.value > plain.log_probability.value + 1
-    assert 100 < vector.card.settings["residual_norms"][0] < 10_000
+    assert 100 < vector.card.settings["residual_norms"][0][0] < 10_000

@@ -118,7 +118,8 @@ def test_every_layer_and_position_has_a_theta_of_its_own_and_all_share_one(monke
 
         def check(start, as_vector, *_, wanted=shapes[name]):
             assert [tuple(x.shape) for x in start] == wanted
-            values = torch.cat([x.detach().flatten() for x in start])
+            edits = as_vector(start).edits
+            values = torch.cat([edit.operation.value.detach().flatten() for edit in edits])
             assert values.abs().max() <= 0.1
             assert values.min() < -0.08
             assert values.max() > 0.08

@@ -225,6 +225,17 @@ def test_two_models_are_injected_apart() -> None:
         check(other(list(TEXTS)), wanted[1])
 
 
+def test_a_mask_that_does_not_say_what_is_real_is_one_sentence() -> None:
+    model = tiny_shared("llama")
+    allowed = torch.zeros(1, 1, 3, 3, dtype=torch.float64)
+    sentence = "the attention mask must be batch x position, 1 for real tokens"
+    with additive(model).applied(model):
+        with pytest.raises(InvalidInput, match=sentence):
+            model(torch.tensor([[5, 6, 7]]), attention_mask=allowed)
+        with pytest.raises(InvalidInput, match=sentence):
+            model.hf_generate(TEXTS[0], cache_implementation="static")
+
+
 def test_a_call_without_a_known_last_token_is_one_sentence() -> None:
     model = tiny_shared("llama")
     sentence = "the last real token is unknown; pass token ids"
