@@ -2,7 +2,7 @@
 
 python figures/builtin_tasks.py [--model smollm2-135m] [--shots 8] [--out figures/results]
 
-Writes `builtin_tasks.csv`, one row a (task, setting, score). Tasks that are done are kept: start it
+Writes `builtin_tasks.csv`, one row a (model, task, setting, score). What is done is kept: start it
 again after an interruption and it goes on.
 """
 
@@ -26,16 +26,20 @@ def main(
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "builtin_tasks.csv"
-    done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["task"])
+    key = {"model": model, "in_context_shots": shots, "seed": seed}
+    parts = [pd.read_csv(path)] if path.exists() else []
+    known = {tuple(row) for part in parts for row in part[["task", *key]].to_numpy()}
+    missing = [name for name in builtin_names() if (name, *key.values()) not in known]
     opened = mechtv.open_model(model)
-    for name in tqdm([name for name in builtin_names() if name not in set(done["task"])]):
+    for name in tqdm(missing):
         task = mechtv.get_task(name)
         scores = [
-            mechtv.evaluate(opened, task, shots=k, seed=seed, batch_size=16).table()
+            mechtv.evaluate(opened, task, shots=k, seed=seed, batch_size=16).table().assign(**key)
             for k in (0, shots)
         ]
-        done = pd.concat([done, *scores], ignore_index=True)
-        write_whole(path, done.to_csv(index=False, float_format="%.6f").encode())
+        parts.append(pd.concat(scores, ignore_index=True))
+        whole = pd.concat(parts, ignore_index=True)
+        write_whole(path, whole.to_csv(index=False, float_format="%.6f").encode())
 
 
 if __name__ == "__main__":

@@ -153,8 +153,8 @@ def evaluate(
     vector: Annotated[
         Path | None, typer.Argument(help="A vector's file; none for the model alone.")
     ] = None,
-    model: ModelName = "smollm2-135m",
-    task: TaskName = "present-past",
+    model: Annotated[str | None, typer.Option(help="The vector's own if left out.")] = None,
+    task: Annotated[str | None, typer.Option(help="The vector's own if left out.")] = None,
     template: TemplateText = None,
     shots: Annotated[int, typer.Option(help="Demonstrations before each query.")] = 0,
     icl_shots: Annotated[
@@ -162,11 +162,14 @@ def evaluate(
     ] = 8,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     n: N = None,
-    seed: Seed = 0,
+    seed: Annotated[int | None, typer.Option(help="The vector's own if left out.")] = None,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Score a vector, or the model alone: accuracies, log-probability, and dNTP."""
+    """Score a vector, or the model alone: accuracies, log-probability, and dNTP.
+
+    What is left out is taken from the vector's card: its model, task, template and seed.
+    """
     import pandas as pd
 
     from mechtv.evaluation import dntp
@@ -174,7 +177,13 @@ def evaluate(
     from mechtv.vectors import TaskVector
 
     loaded = None if vector is None else TaskVector.load(vector)
-    opened, chosen = _open(model, device, dtype), _task(task, template)
+    card = None if loaded is None else loaded.card
+    of_card = card is not None and task in (None, card.task)
+    chosen = _task(
+        task or (card.task if card else "present-past"),
+        template or (card.template if card and of_card else None),
+    )
+    opened = _open(model or (card.model if card else "smollm2-135m"), device, dtype)
     options: dict[str, Any] = {"split": split, "n": n, "seed": seed}
     parts = [scores(opened, chosen, loaded, shots=shots, **options).table()]
     for over in ("labels", "vocabulary"):
@@ -183,7 +192,9 @@ def evaluate(
         )
         parts.append(result.table())
     table = pd.concat(parts, ignore_index=True)
-    typer.echo(table[["setting", "score", "value", "low", "high", "n"]].to_string(index=False))
+    typer.echo(
+        table[["task", "setting", "score", "value", "low", "high", "n"]].to_string(index=False)
+    )
 
 
 @app.command()

@@ -21,6 +21,7 @@ class UnknownName(MechtvError, KeyError):
 
     def __init__(self, kind: str, given: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
+        self.parts = (kind, given, tuple(names), hint)
         near = get_close_matches(given, names, n=3, cutoff=0.5)
         choices = (
             f"did you mean {' or '.join(map(repr, near))}?"
@@ -29,6 +30,9 @@ class UnknownName(MechtvError, KeyError):
         )
         self.sentence = f"There is no {kind} named {given!r}; {choices}{' ' + hint if hint else ''}"
         super().__init__(self.sentence)
+
+    def __reduce__(self) -> tuple[type["UnknownName"], tuple[str, str, tuple[str, ...], str]]:
+        return type(self), self.parts  # so that it can travel between processes
 
     def __str__(self) -> str:  # KeyError would show the sentence in quotes
         return self.sentence

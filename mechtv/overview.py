@@ -31,6 +31,8 @@ from mechtv.models import ModelCard, describe
 from mechtv.progress import progress as progress_over
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
+from mechtv.vectors.inject import hook_point
+from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
 
 N_DEPTHS = 4
@@ -161,15 +163,21 @@ def run_overview(
     """
     began = time.perf_counter()
     layers = evenly_spread(model.cfg.n_layers) if layers is None else tuple(layers)
-    if not layers:
-        raise InvalidInput("layers is empty; name at least one block, or leave it out.")
+    if not layers or len(set(layers)) < len(layers):
+        raise InvalidInput(
+            f"layers={list(layers)} must name one or more distinct blocks; or leave it out."
+        )
+    for depth in layers:
+        hook_point(model, Site(layer=depth))
     scorer = _Scorer(model, task, shots=shots, n=n, seed=seed, progress=progress)
     makers: list[tuple[str, int | None, Callable[[], TaskVector | None]]] = [
         ("zero-shot", None, lambda: None),
         ("in-context", None, lambda: None),
     ]
     for depth in layers:
-        extract = partial(extract_hidden_state, model, task, depth, shots=shots, seed=seed)
+        extract = partial(
+            extract_hidden_state, model, task, depth, shots=shots, seed=seed, progress=progress
+        )
         train = partial(learn, model, task, depth, epochs=epochs, seed=seed, progress=progress)
         makers += [("hidden_state", depth, extract), ("learned", depth, train)]
     settings: list[Setting] = []
@@ -259,7 +267,7 @@ class _Scorer:
             over=over,  # type: ignore[arg-type]
             n_tokens=reference.shape[1],
             shots=self.shots,
-            per_query=kl_divergence(reference, restricted(given, tokens)).double().cpu().numpy(),
+            per_query=kl_divergence(reference, restricted(given, tokens)).cpu().double().numpy(),
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from builders import tiny_hf, tiny_tokenizer
 from typer.testing import CliRunner, Result
 
-from mechtv import TaskVector, get_task
+from mechtv import TaskVector, UnknownName, get_task
 from mechtv.cli import app, main
 
 
@@ -71,9 +71,20 @@ def test_learn_evaluate_and_show_work_on_one_file(folder: Path, tmp_path: Path) 
     )
     assert "accuracy, full vocabulary" in scored.output
     assert "dNTP over vocabulary" in scored.output
+    with pytest.raises(UnknownName, match="no task named 'pairs'"):
+        call("evaluate", file)  # the card's model, and its task, which was a file
     shown = call("show", file)
     assert '"method": "learned"' in shown.output
     assert "validation_loss" in shown.output
+
+
+def test_evaluate_takes_what_is_left_out_from_the_card(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "v.safetensors"
+    about = ["--model", folder, "--task", "number-word", "--seed", 3, "--template", "qa"]
+    call("learn", "--out", file, *about, "--epochs", 1)
+    few = ["--n", 4, "--icl-shots", 1]
+    assert call("evaluate", file, *few).output == call("evaluate", file, *about, *few).output
+    assert call("evaluate", file, *few).output != call("evaluate", file, "--seed", 0, *few).output
 
 
 def test_tasks_are_listed_with_their_sizes() -> None:

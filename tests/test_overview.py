@@ -118,6 +118,14 @@ def test_depths_lie_in_the_middle_of_equal_parts(n_layers: int, depths: tuple[in
     assert evenly_spread(n_layers) == depths
 
 
+def test_layers_are_checked_before_anything_runs(model, task, monkeypatch) -> None:
+    monkeypatch.setattr("mechtv.overview._Scorer", None)
+    with pytest.raises(mechtv.InvalidInput, match="layer=9 does not exist"):
+        run_overview(model, task, layers=(1, 9), shots=2)
+    with pytest.raises(mechtv.InvalidInput, match="distinct blocks"):
+        run_overview(model, task, layers=(1, 1), shots=2)
+
+
 def test_no_layers_is_refused(model, task) -> None:
-    with pytest.raises(mechtv.InvalidInput, match="layers is empty"):
+    with pytest.raises(mechtv.InvalidInput, match=r"layers=\[\] must name"):
         run_overview(model, task, layers=(), shots=2)

@@ -17,11 +17,12 @@ def lens_logits(
     model: TransformerBridge, states: Float[Tensor, "state d_model"]
 ) -> Float[Tensor, "state d_vocab"]:
     """The logits that each state would give if it stood before the final norm."""
-    weight = next(model.ln_final.parameters())
+    weight = next(model.unembed.parameters())
     with torch.no_grad():
         normed = model.ln_final(states.to(weight.device, weight.dtype)[None])
         logits: Tensor = model.unembed(normed)[0]
-    return logits
+    cap = getattr(model.cfg, "output_logits_soft_cap", None) or 0.0
+    return cap * torch.tanh(logits / cap) if cap > 0 else logits
 
 
 def top_tokens(model: TransformerBridge, vector: TaskVector, *, k: int = 8) -> pd.DataFrame:

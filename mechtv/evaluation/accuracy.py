@@ -115,7 +115,7 @@ def evaluate(
     shots: int = 0,
     split: SplitName = "test",
     n: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
 ) -> Evaluation:
@@ -125,12 +125,14 @@ def evaluate(
         vector: None for the plain model.
         shots: demonstrations before each query: 0 is zero-shot.
         n: how many queries; the whole split if None.
-        seed: fixes the splits and the demonstrations.
+        seed: fixes the splits and the demonstrations. If None, the seed that the vector was made
+            with, so that the splits are the same, or 0.
 
     Raises:
         InvalidInput: if the vector does not fit the model, the pool is too small, a prompt exceeds
             the context, or labels share a first token.
     """
+    seed = seed_for(vector) if seed is None else seed
     prompts = Prompts.of(model, task, split=split, shots=shots, n=n, seed=seed)
     plain = "in-context" if shots else "zero-shot"
     return score(
@@ -144,6 +146,11 @@ def evaluate(
         batch_size=batch_size,
         progress=progress,
     )
+
+
+def seed_for(vector: TaskVector | None) -> int:
+    """The seed whose splits a vector was made on; 0 for the plain model or an unknown seed."""
+    return 0 if vector is None or vector.card.seed is None else vector.card.seed
 
 
 def score(
@@ -169,7 +176,7 @@ def score(
             title=f"{setting}, {task}",
             show=progress,
         )
-    correct, correct_label, exact, log_probability, predicted = columns.cpu().numpy().T
+    correct, correct_label, exact, log_probability, predicted = columns.numpy().T
     return Evaluation(
         task=task,
         setting=setting,
@@ -225,7 +232,7 @@ def score_columns(
         mean_answer_log_probability(log_probabilities, ids, real),
         best[:, 0],
     )
-    return torch.stack([column.double() for column in columns], dim=1)
+    return torch.stack([column.cpu().double() for column in columns], dim=1)
 
 
 def _label_hits(

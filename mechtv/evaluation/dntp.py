@@ -15,6 +15,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
+from mechtv.evaluation.accuracy import seed_for
 from mechtv.evaluation.intervals import Estimate, mean
 from mechtv.forward.run import in_batches, last_logits
 from mechtv.tasks.prompts import Prompts
@@ -85,7 +86,7 @@ def dntp(
     vector_shots: int = 0,
     split: SplitName = "test",
     n: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
 ) -> Divergence:
@@ -94,6 +95,7 @@ def dntp(
     Args:
         vector: None for the plain model.
         shots: demonstrations of the in-context run; `vector_shots` those of the vector's run.
+        seed: fixes the splits and the demonstrations; the vector's own, or 0, if None.
         over: `labels` renormalises over the labels' first tokens (for open answers: the first
             tokens of all of the task's answers); `vocabulary` takes the whole distribution.
 
@@ -102,6 +104,7 @@ def dntp(
     """
     if over not in get_args(Over):
         raise InvalidInput(f"over={over!r} is unknown; use 'labels' or 'vocabulary'.")
+    seed = seed_for(vector) if seed is None else seed
     tokens = answer_space(model, task) if over == "labels" else None
 
     def distribution(k: int, applied: TaskVector | None, title: str) -> Tensor:
@@ -121,7 +124,7 @@ def dntp(
         over=over,
         n_tokens=reference.shape[1],
         shots=shots,
-        per_query=kl_divergence(reference, given).double().cpu().numpy(),
+        per_query=kl_divergence(reference, given).cpu().double().numpy(),
     )
 
 

@@ -147,7 +147,7 @@ def _logits(
     """The logits of all columns that some row wants, and which columns these are."""
     kept = wanted.unique()
     if "logits_to_keep" in inspect.signature(model.original_model.forward).parameters:
-        return _call(model, prompts)(logits_to_keep=kept.to(device_of(model))), kept
+        return _call(model, prompts)(logits_to_keep=kept), kept
     return _call(model, prompts)()[:, kept], kept
 
 

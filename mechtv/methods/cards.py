@@ -29,7 +29,7 @@ def card_for(
         weights=about.weights,
         task=task.name,
         template=task.template.text,
-        seed=seed,
-        dtype=str(about.dtype).removeprefix("torch."),
+        seed=int(seed),
+        dtype=about.dtype,
         curve=tuple(curve),
     )

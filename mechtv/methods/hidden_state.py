@@ -5,6 +5,7 @@ Task Vectors*, section 3); `add` adds the mean difference between the k-shot and
 ("Vanilla TV" of *Task Vectors, Learned Not Extracted*, section 3).
 """
 
+from operator import index
 from typing import Literal, get_args
 
 import torch
@@ -60,7 +61,7 @@ def extract_hidden_state(
         raise InvalidInput(
             f"shots={shots} leaves nothing to extract; use 1 or more demonstrations."
         )
-    layer = model.cfg.n_layers // 2 if layer is None else layer
+    layer = model.cfg.n_layers // 2 if layer is None else index(layer)
     site = Site(component=component, layer=layer)
     n = min(n, len(task.splits(seed).train))
 

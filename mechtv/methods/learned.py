@@ -8,7 +8,8 @@ and no in-context reference to train towards.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from operator import index
+from typing import Literal, SupportsIndex, get_args
 
 import torch
 from jaxtyping import Float
@@ -230,8 +231,9 @@ def learn(
 _NO_CARD = Card(method="learned")
 
 
-def _as_layers(layer: int | Sequence[int]) -> tuple[int, ...]:
-    return (layer,) if isinstance(layer, int) else tuple(sorted(layer))
+def _as_layers(layer: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    layers = [layer] if isinstance(layer, SupportsIndex) else list(layer)
+    return tuple(sorted(map(index, layers)))
 
 
 def _objective(
@@ -265,7 +267,7 @@ def _scale(
     """The size of one component of the stream at each position: mean norm / sqrt(width)."""
     feature = _feature(model, site)
     dtype = torch.float64 if model.cfg.dtype == torch.float64 else torch.float32
-    sizes = torch.tensor(norms, dtype=dtype) / math.prod(feature) ** 0.5
+    sizes = torch.tensor(norms, dtype=dtype) / math.sqrt(math.prod(feature))
     ones = [1] * len(feature)
     shape = ones if site.positions == "all" else [len(norms), *ones]
     return sizes.reshape(shape).to(device_of(model))

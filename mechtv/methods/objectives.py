@@ -123,4 +123,4 @@ def _mean_loss(objective: Objective, vector: TaskVector, batch_size: int = 64) -
     with torch.no_grad():
         rows = torch.arange(len(objective.prompts)).split(batch_size)
         losses = torch.cat([objective.loss(vector, some) for some in rows])
-    return {"validation_loss": float(losses.double().mean())}
+    return {"validation_loss": float(losses.cpu().double().mean())}

@@ -4,6 +4,7 @@ import shlex
 
 from mechtv.overview import EPOCHS, Overview, evenly_spread
 from mechtv.tasks.builtin import builtin_names, load_builtin
+from mechtv.tasks.task import Task
 from mechtv.tasks.template import Template
 from mechtv.vectors.card import Card
 
@@ -50,13 +51,20 @@ def learn_settings(overview: Overview) -> dict[str, str]:
 
 def command(overview: Overview) -> str:
     """The command line that makes the page again; what it takes by itself is left out."""
-    words = ["mechtv", "run", "--model", overview.model.name, "--task", overview.task.name]
+    words = [
+        "mechtv",
+        "run",
+        "--model",
+        overview.model.name,
+        "--task",
+        overview.task.source or overview.task.name,
+    ]
     if overview.layers != evenly_spread(overview.model.n_layers):
         words += ["--layers", ",".join(map(str, overview.layers))]
     n_test = overview.settings[0].evaluation.accuracy.n
     if n_test != len(overview.task.split("test", seed=overview.seed)):
         words += ["--n", str(n_test)]
-    if overview.task.template != _own_template(overview.task.name):
+    if overview.task.template != _own_template(overview.task):
         words += ["--template", overview.task.template.text.replace("\n", "\\n")]
     if overview.model.dtype != DTYPE:
         words += ["--dtype", overview.model.dtype]
@@ -77,9 +85,10 @@ def duration(seconds: float) -> str:
     return " ".join(f"{amount} {unit}" for amount, unit in parts)
 
 
-def _own_template(name: str) -> Template | None:
+def _own_template(task: Task) -> Template | None:
     """The template that a built-in task comes with; None for other tasks."""
-    return load_builtin(name).template if name in builtin_names() else None
+    built_in = task.source is None and task.name in builtin_names()
+    return load_builtin(task.name).template if built_in else None
 
 
 def _value(value: object) -> str:

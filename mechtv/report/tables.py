@@ -155,8 +155,9 @@ def _training_row(setting: Setting) -> list[Html]:
     ]
 
 
-def _numbers(values: Sequence[float], digits: int) -> str:
-    return ", ".join(fixed(value, digits) for value in values) or "–"
+def _numbers(sites: Sequence[Sequence[float]], digits: int) -> str:
+    """The numbers of every site and position."""
+    return ", ".join(fixed(value, digits) for values in sites for value in values) or "–"
 
 
 def _difference(value: float, low: float, high: float) -> Html:

@@ -52,6 +52,7 @@ def load_pairs(path: str | Path, labels: Sequence[str] | Literal["infer"] | None
         template=TEMPLATES["arrow"],
         labels=None if labels is None else tuple(labels),
         examples=examples,
+        source=str(path),
     )
 
 

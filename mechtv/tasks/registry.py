@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mechtv.errors import UnknownName
+from mechtv.errors import InvalidInput, UnknownName
 from mechtv.tasks.builtin import builtin_names, load_builtin
 from mechtv.tasks.pairs import load_pairs
 from mechtv.tasks.sources import TEXT_SOURCES
@@ -23,6 +23,11 @@ def get_task(name: str | Path, *, data: str | Path | None = None) -> Task:
         UnknownName: with the nearest names, if there is no such task or file.
         InvalidInput: if a file cannot be read in its form.
     """
+    if data is not None and str(name) not in TEXT_SOURCES:
+        raise InvalidInput(
+            f"data={str(data)!r} is only for the data sets of the papers, and {str(name)!r} is none "
+            f"of them ({', '.join(TEXT_SOURCES)}); for a file of pairs give its path as the name."
+        )
     if str(name) in TEXT_SOURCES:
         return load_text(str(name), data=data)
     if str(name) in builtin_names():

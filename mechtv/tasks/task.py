@@ -36,6 +36,7 @@ class Task:
         description: one sentence.
         test_examples: the test set, for data that come with their own; else it is held out of
             `examples`.
+        source: the file that the task was read from, if any.
 
     Raises:
         InvalidInput: for repeated inputs, answers outside `labels`, or a template that reads fields
@@ -48,6 +49,7 @@ class Task:
     labels: tuple[str, ...] | None = None
     description: str = ""
     test_examples: tuple[Example, ...] = ()
+    source: str | None = None
 
     def __post_init__(self) -> None:
         every = self.examples + self.test_examples
@@ -85,12 +87,13 @@ class Task:
         """Disjoint train, validation and test sets, fixed by the task and the seed.
 
         A fifth of the examples each for validation and test (at most 400 and 400), the rest for
-        training (at most 600).
+        training (at most 600); what training leaves goes to validation while it has under 400.
         """
         shuffled = _shuffled(self.examples, seed, f"splits of {self.name}")
         held = max(1, len(shuffled) // SHARE_HELD_OUT)
         n_test = 0 if self.test_examples else min(held, SIZES["test"])
-        n_validation = min(held, SIZES["validation"])
+        beyond_training = len(shuffled) - n_test - SIZES["train"]
+        n_validation = min(max(held, beyond_training), SIZES["validation"])
         own_test = _shuffled(self.test_examples, seed, f"test set of {self.name}")
         test = own_test[: SIZES["test"]] if self.test_examples else shuffled[:n_test]
         rest = shuffled[n_test + n_validation :]

@@ -2,10 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from string import Formatter
 
 from mechtv.errors import InvalidInput
 from mechtv.tasks.example import Example
+
+FIELD = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,11 @@ class Template:
                 f"The template {self.text!r} must hold {{answer}} exactly once, "
                 'for example "{input} -> {answer}".'
             )
+        if re.search(r"[{}]", FIELD.sub("", self.text)):
+            raise InvalidInput(
+                f"The template {self.text!r} has a brace that belongs to no field; write fields "
+                "like {input}, and no other braces."
+            )
         if not self._parts[0]:
             raise InvalidInput(f"The template {self.text!r} has nothing before {{answer}}.")
 
@@ -41,13 +47,12 @@ class Template:
     @property
     def fields(self) -> frozenset[str]:
         """The example fields that the template reads."""
-        names = {name for _, name, _, _ in Formatter().parse(self.text) if name is not None}
-        return frozenset(names - {"answer"})
+        return frozenset(FIELD.findall(self.text)) - {"answer"}
 
     @property
     def anchor(self) -> str:
         """The literal text just before the answer, e.g. " ->": the same for every query."""
-        return re.split(r"\{\w+\}", self._parts[0])[-1]
+        return FIELD.split(self._parts[0])[-1]
 
     def query(self, example: Example) -> str:
         """The prompt for one example, up to the answer."""
@@ -63,7 +68,7 @@ class Template:
 
 
 def _filled(text: str, example: Example) -> str:
-    return re.sub(r"\{(\w+)\}", lambda match: example.fields[match[1]], text)
+    return FIELD.sub(lambda match: example.fields[match[1]], text)
 
 
 TEMPLATES: dict[str, Template] = {

@@ -165,7 +165,7 @@ class TaskVector:
                 "operation": edit.operation_name,
                 "tensor": name,
                 "shape": str(tuple(tensor.shape)),
-                "norm": float(tensor.detach().double().norm()),
+                "norm": float(tensor.detach().cpu().double().norm()),
             }
             for edit in self.edits
             for name, tensor in edit.operation.tensors().items()

@@ -9,7 +9,7 @@ from mechtv.analysis import top_tokens
 from mechtv.analysis.lens import lens_logits
 from mechtv.forward import capture, run
 
-FAMILIES = ("llama", "gpt2", "qwen3", "neox", "native")
+FAMILIES = ("llama", "gpt2", "qwen3", "gemma2", "neox", "native")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -148,6 +148,15 @@ def test_evaluate_is_the_score_of_the_tasks_prompts(vector, shots, labels):
     assert scores.setting == ("by hand" if vector else plain)
 
 
+def test_a_vector_is_scored_on_the_splits_that_it_was_made_on():
+    model, task = model_of(), task_of()
+    made = replace(VECTORS["prompt"], card=Card(method="by hand", seed=3))
+    assert evaluate(model, task, made).queries == evaluate(model, task, seed=3).queries
+    assert evaluate(model, task, made, seed=0).queries == evaluate(model, task).queries
+    assert evaluate(model, task).queries == evaluate(model, task, VECTORS["prompt"]).queries
+    assert evaluate(model, task).queries != evaluate(model, task, made).queries
+
+
 def test_batch_size_does_not_matter():
     model = model_of()
     prompts = random_prompts(model, VECTORS["prompt"], "left")

@@ -1,6 +1,7 @@
 """dNTP: its direction, its mean, its edge cases, and the runs that it compares."""
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -201,6 +202,15 @@ def test_the_defaults_are_eight_shots_and_a_zero_shot_vector():
         dntp(model, task, vector(), shots=8, vector_shots=0, over="labels", n=3).per_query.tolist()
     )
     assert dntp(model, task, n=3).setting == "zero-shot"
+
+
+def test_a_vector_is_compared_on_the_splits_that_it_was_made_on():
+    model, task = model_of(), task_of()
+    made = replace(vector(), card=Card(method="by hand", seed=3))
+    own, same, other = (dntp(model, task, made, shots=2, seed=seed) for seed in (None, 3, 0))
+    assert own.per_query.tolist() == same.per_query.tolist()
+    assert other.per_query.tolist() == dntp(model, task, vector(), shots=2).per_query.tolist()
+    assert own.per_query.tolist() != other.per_query.tolist()
 
 
 def test_open_answers_range_over_their_distinct_first_tokens():

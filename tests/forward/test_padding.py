@@ -83,13 +83,13 @@ def test_a_row_with_no_real_token_is_one_sentence() -> None:
 def test_a_row_too_short_for_a_position_is_one_sentence(side: str) -> None:
     model = tiny_shared("llama")
     vector = additive(model, positions=(-4, -1))
-    sentence = r"Position -4 does not exist in row 0, which has 3 tokens; use positions from -3"
+    sentence = r"Position -4 does not exist in a prompt of 3 tokens; use positions from -3"
     with pytest.raises(InvalidInput, match=sentence):
         run(model, Prompts.from_ids(model, IDS, padding_side=side), vector)
     prompts = Prompts.from_ids(model, IDS, padding_side=side)
     with vector.applied(model), pytest.raises(InvalidInput, match=sentence):
         model(prompts.tokens, attention_mask=prompts.mask.long())
-    with pytest.raises(InvalidInput, match="Position -4 does not exist in row 0"):
+    with pytest.raises(InvalidInput, match="Position -4 does not exist in a prompt"):
         run(model, Prompts.from_ids(model, [[5, 6, 7]], answers=((8, 9),)).with_answers(), vector)
 
 

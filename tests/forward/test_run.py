@@ -147,7 +147,7 @@ def test_what_follows_a_prompt_is_not_captured() -> None:
 def test_a_row_too_short_for_a_captured_position_is_one_sentence() -> None:
     model = tiny_shared("llama")
     prompts = Prompts.from_ids(model, IDS)
-    with pytest.raises(InvalidInput, match="Position -4 does not exist in row 0"):
+    with pytest.raises(InvalidInput, match="Position -4 does not exist in a prompt"):
         capture(model, prompts, [Site(layer=0, positions=(-4, -1))])
 
 

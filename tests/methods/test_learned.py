@@ -480,7 +480,7 @@ def test_a_saved_vector_evaluates_as_before(tmp_path):
         ({"positions": 0}, "positions=0 are not positions"),
         ({"positions": (-1, -1)}, r"positions=\(-1, -1\) are not positions"),
         ({"positions": ()}, r"positions=\(\) are not positions"),
-        ({"positions": -40}, "Position -40 does not exist in row"),
+        ({"positions": -40}, "Position -40 does not exist in"),
         ({"epochs": 0}, "epochs=0 is too small; use 1 or more"),
         ({"batch_size": 0}, "batch_size=0 is too small; use 1 or more"),
         ({"patience": 0}, "patience=0 is too small; use 1 or more"),

@@ -157,8 +157,8 @@ class _Maker:
             "batch_size": 32,
             "n_train": 205,
             "n_validation": 68,
-            "residual_norms": [211.5 + layer],
-            "steps": [0.88],
+            "residual_norms": [[211.5 + layer]],
+            "steps": [[0.88]],
         }
         card = Card(
             method=name,

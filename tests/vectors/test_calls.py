@@ -241,3 +241,20 @@ def test_a_call_without_a_known_last_token_is_one_sentence() -> None:
     sentence = "the last real token is unknown; pass token ids"
     with additive(model).applied(model), pytest.raises(InvalidInput, match=sentence):
         model.original_model.model(torch.tensor([[5, 6, 7]]))
+
+
+def test_a_run_within_a_run_does_not_move_the_positions_of_the_outer_one() -> None:
+    model = tiny_shared("llama")
+    vector = additive(model, layer=2, positions=(-3, -1))
+    prompts = Prompts.from_texts(model, TEXTS)
+    other = Prompts.from_texts(model, TEXTS[1:2])
+    wanted, inner = last_logits(model, prompts, vector), []
+
+    def look(activation: Tensor, hook: object) -> None:
+        if not inner:
+            inner.append(None)
+            inner.append(last_logits(model, other))
+
+    with model.hooks([("blocks.0.hook_resid_pre", look)]):
+        assert_close(last_logits(model, prompts, vector), wanted, **EXACT)
+    assert len(inner) == 2
