@@ -64,8 +64,8 @@ class Layout:
         shortest = int(lengths.min())
         if shortest < wanted:
             raise InvalidInput(
-                f"Position {-wanted} does not exist in a prompt of {shortest} tokens; use positions "
-                f'from -{shortest} to -1, "all", or a longer template.'
+                f"Position {-wanted} does not exist in a prompt of {shortest} tokens; use "
+                f'positions from -{shortest} to -1, "all", or a longer template.'
             )
 
 
