@@ -26,7 +26,8 @@ def get_task(name: str | Path, *, data: str | Path | None = None) -> Task:
     if data is not None and str(name) not in TEXT_SOURCES:
         raise InvalidInput(
             f"data={str(data)!r} is only for the data sets of the papers, and {str(name)!r} is "
-            f"none of them ({', '.join(TEXT_SOURCES)}); for a file of pairs give its path as the name."
+            f"none of them ({', '.join(TEXT_SOURCES)}); for a file of pairs give its path as "
+            "the name."
         )
     if str(name) in TEXT_SOURCES:
         return load_text(str(name), data=data)
