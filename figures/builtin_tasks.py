@@ -34,7 +34,9 @@ def main(
     for name in tqdm(missing):
         task = mechtv.get_task(name)
         scores = [
-            mechtv.evaluate(opened, task, shots=k, seed=seed, batch_size=16).table().assign(**key)
+            mechtv.evaluate(opened, task, shots=k, seed=seed, batch_size=16)
+            .table()
+            .assign(in_context_shots=shots)
             for k in (0, shots)
         ]
         parts.append(pd.concat(scores, ignore_index=True))

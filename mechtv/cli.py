@@ -50,7 +50,7 @@ def run(
     template: TemplateText = None,
     layers: Layers = None,
     shots: Annotated[int, typer.Option(help="Demonstrations in context.")] = 8,
-    epochs: Annotated[int, typer.Option(help="Of training at each depth, at most.")] = 8,
+    epochs: Annotated[int, typer.Option(help="Of training at each depth, at most.")] = 6,
     n: N = None,
     seed: Seed = 0,
     device: Device = None,

@@ -24,6 +24,7 @@ from mechtv.evaluation.dntp import (
     next_token_log_probabilities,
     restricted,
 )
+from mechtv.evaluation.provenance import Provenance
 from mechtv.forward.generate import greedy
 from mechtv.methods.hidden_state import extract_hidden_state
 from mechtv.methods.learned import learn
@@ -36,7 +37,7 @@ from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
 
 N_DEPTHS = 4
-EPOCHS = 8
+EPOCHS = 6
 N_EXAMPLES = 12
 NEW_TOKENS = 6
 
@@ -220,6 +221,7 @@ class _Scorer:
         self.model, self.task, self.shots, self.progress = model, task, shots, progress
         self.zero_shot = Prompts.of(model, task, n=n, seed=seed)
         self.in_context = Prompts.of(model, task, shots=shots, n=n, seed=seed)
+        self.provenance = Provenance.of(model, task, seed)
         self.tokens = answer_space(model, task)
         self.reference = self._distribution(self.in_context, None)
 
@@ -236,6 +238,7 @@ class _Scorer:
             setting=name,
             shots=self.shots if name == "in-context" else 0,
             split="test",
+            provenance=self.provenance,
             progress=self.progress,
         )
         given = self._distribution(prompts, vector)
@@ -268,6 +271,7 @@ class _Scorer:
             n_tokens=reference.shape[1],
             shots=self.shots,
             per_query=kl_divergence(reference, restricted(given, tokens)).cpu().double().numpy(),
+            provenance=self.provenance,
         )
 
 

@@ -5,6 +5,7 @@ The norm is recomputed on the vector itself, as on any state (METHODS, section 4
 
 import pandas as pd
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
@@ -39,7 +40,8 @@ def top_tokens(model: TransformerBridge, vector: TaskVector, *, k: int = 8) -> p
         value = edit.operation.tensors().get("value")
         if value is None or edit.site.component == "z":
             continue
-        logits = lens_logits(model, value.detach().reshape(-1, value.shape[-1]))
+        states = rearrange(value.detach(), "... d_model -> (...) d_model")
+        logits = lens_logits(model, states)
         best = logits.topk(k, dim=-1)
         places = edit.site.positions if value.ndim == 2 else (str(edit.site.positions),)
         for place, ids, values in zip(places, best.indices, best.values, strict=True):

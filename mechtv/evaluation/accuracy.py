@@ -11,6 +11,7 @@ Three scores, always named (METHODS, section 1):
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -20,11 +21,21 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.intervals import Comparison, Estimate, compare_shares, mean, share
+from mechtv.evaluation.intervals import (
+    Comparison,
+    Estimate,
+    compare_means,
+    compare_shares,
+    mean,
+    share,
+)
+from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.forward.run import in_batches, run
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
 from mechtv.vectors.vector import TaskVector
+
+ScoreName = Literal["full vocabulary", "label-restricted", "exact match", "log-probability"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,6 +51,7 @@ class Evaluation:
         log_probabilities: for each query, the mean token log-probability (natural log) of its
             answer.
         predictions: the most probable next token of each query, as text.
+        provenance: model, weights, template and seed.
     """
 
     task: str
@@ -52,6 +64,7 @@ class Evaluation:
     correct_exact: Bool[np.ndarray, " query"]
     log_probabilities: Float[np.ndarray, " query"]
     predictions: tuple[str, ...]
+    provenance: Provenance = UNKNOWN
 
     @property
     def accuracy(self) -> Estimate:
@@ -88,23 +101,41 @@ class Evaluation:
             "split": self.split,
         }
         return pd.DataFrame(
-            about | {"score": name, "value": e.value, "low": e.low, "high": e.high, "n": e.n}
+            about
+            | {"score": name, "value": e.value, "low": e.low, "high": e.high, "n": e.n}
+            | self.provenance.columns()
             for name, e in scores.items()
             if e is not None
         )
 
-    def compare(self, other: "Evaluation") -> Comparison:
-        """This full-vocabulary accuracy minus another's on the same queries (McNemar).
+    def compare(self, other: "Evaluation", score: ScoreName = "full vocabulary") -> Comparison:
+        """This score minus another's on the same queries, with a paired test.
+
+        Args:
+            score: `full vocabulary`, `label-restricted` or `exact match` (exact McNemar test), or
+                `log-probability` (Wilcoxon signed-rank test).
 
         Raises:
-            InvalidInput: if the queries differ.
+            InvalidInput: if the queries differ, or the task has no closed label set.
         """
         if self.queries != other.queries:
             raise InvalidInput(
                 f"{self.setting!r} and {other.setting!r} were scored on different queries; "
                 "use the same task, split, n and seed for both."
             )
-        return compare_shares(self.correct, other.correct)
+        if score == "log-probability":
+            return compare_means(self.log_probabilities, other.log_probabilities)
+        first, second = self._hits(score), other._hits(score)
+        if first is None or second is None:
+            raise InvalidInput(
+                f"The task {self.task!r} has open answers, so it has no {score!r} score to compare."
+            )
+        return compare_shares(first, second)
+
+    def _hits(self, score: ScoreName) -> Bool[np.ndarray, " query"] | None:
+        if score == "label-restricted":
+            return self.correct_label
+        return self.correct_exact if score == "exact match" else self.correct
 
 
 def evaluate(
@@ -144,6 +175,7 @@ def evaluate(
         shots=shots,
         split=split,
         batch_size=batch_size,
+        provenance=Provenance.of(model, task, seed),
         progress=progress,
     )
 
@@ -162,6 +194,7 @@ def score(
     setting: str,
     shots: int,
     split: str,
+    provenance: Provenance,
     batch_size: int = 64,
     progress: bool | None = None,
 ) -> Evaluation:
@@ -188,6 +221,7 @@ def score(
         correct_exact=exact.astype(bool),
         log_probabilities=log_probability,
         predictions=tuple(model.tokenizer.decode([int(token)]) for token in predicted),
+        provenance=provenance,
     )
 
 

@@ -17,6 +17,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.accuracy import seed_for
 from mechtv.evaluation.intervals import Estimate, mean
+from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.forward.run import in_batches, last_logits
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
@@ -34,6 +35,7 @@ class Divergence:
         per_query: KL(P_icl || P_vector) of each query, in nats.
         over: the tokens that the distributions range over; `n_tokens` how many these are.
         shots: the demonstrations of the in-context run.
+        provenance: model, weights, template and seed.
     """
 
     task: str
@@ -42,6 +44,7 @@ class Divergence:
     n_tokens: int
     shots: int
     per_query: Float[np.ndarray, " query"]
+    provenance: Provenance = UNKNOWN
 
     @property
     def estimate(self) -> Estimate:
@@ -72,6 +75,7 @@ class Divergence:
                     "n": e.n,
                     "tokens": self.n_tokens,
                 }
+                | self.provenance.columns()
             ]
         )
 
@@ -125,6 +129,7 @@ def dntp(
         n_tokens=reference.shape[1],
         shots=shots,
         per_query=kl_divergence(reference, given).cpu().double().numpy(),
+        provenance=Provenance.of(model, task, seed),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from einops import rearrange
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.forward.run import capture
@@ -32,7 +33,7 @@ def residual_norms(
     centred = "LN" in str(model.cfg.normalization_type)
     norms = []
     for place in places:
-        flat = activations[place].cpu().double().flatten(start_dim=2)
+        flat = rearrange(activations[place], "batch slot ... -> batch slot (...)").cpu().double()
         if centred and place.component != "z":
             flat = flat - flat.mean(dim=-1, keepdim=True)
         norms.append(flat.norm(dim=-1).mean(dim=0).tolist())

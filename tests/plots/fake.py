@@ -153,7 +153,7 @@ class _Maker:
             "component": "resid_pre",
             "objective": "answer",
             "step_size": 0.1,
-            "epochs": 8,
+            "epochs": 6,
             "batch_size": 32,
             "n_train": 205,
             "n_validation": 68,

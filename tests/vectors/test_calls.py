@@ -87,6 +87,8 @@ def test_the_padding_side_of_the_tokenizer_is_respected(side: str) -> None:
     model.tokenizer.padding_side = side
     with vector.applied(model):
         check(model(list(TEXTS)), wanted, side)
+        for other in ("left", "right"):
+            check(model(list(TEXTS), padding_side=other), wanted, other)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -212,8 +214,9 @@ def test_a_run_inside_the_block_is_injected_with_both_vectors() -> None:
     wanted = torch.stack([row[-1] for row in rows_by_hand(model, both)])
     wanted_outside = rows_by_hand(model, outer)
     with outer.applied(model):
+        check(model([TEXTS[1], TEXTS[0], TEXTS[2]])[[1, 0, 2]], wanted_outside)
         assert_close(last_logits(model, prompts, inner), wanted, **EXACT)
-        check(model(list(TEXTS)), wanted_outside)
+        check(model([TEXTS[1], TEXTS[0], TEXTS[2]])[[1, 0, 2]], wanted_outside)
 
 
 def test_two_models_are_injected_apart() -> None:
