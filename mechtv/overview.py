@@ -1,7 +1,8 @@
 """The main job: what learned vectors do on one task, beside the plain model and extracted vectors.
 
 Scores zero-shot, in-context, and, at several depths, the learned and the hidden-state vector, all
-on the same test queries; everything that is chosen is chosen on the validation split.
+on the same test queries. Among the learned vectors the best depth is chosen on the validation
+split.
 """
 
 import time

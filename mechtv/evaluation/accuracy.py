@@ -194,7 +194,7 @@ def score(
     setting: str,
     shots: int,
     split: str,
-    provenance: Provenance,
+    provenance: Provenance = UNKNOWN,
     batch_size: int = 64,
     progress: bool | None = None,
 ) -> Evaluation:

@@ -13,7 +13,7 @@ from evaluation.naive import greedy, next_logits, row_of
 
 import mechtv
 from mechtv.errors import InvalidInput
-from mechtv.evaluation import Evaluation, evaluate
+from mechtv.evaluation import Evaluation, dntp, evaluate
 from mechtv.evaluation.accuracy import score
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors import Add, Card, Edit, Replace, Site, TaskVector
@@ -228,7 +228,10 @@ def test_the_table_has_one_row_a_score():
         "low",
         "high",
         "n",
+        *("model", "revision", "weights", "template", "seed"),
     ]
+    assert set(table.weights) == {"raw"}
+    assert set(table.seed) == {0}
     assert list(table.score) == [
         "accuracy, full vocabulary",
         "accuracy, label-restricted",
@@ -270,6 +273,32 @@ def test_a_comparison_is_of_full_vocabulary_hits_first_minus_second():
     assert compared.p_value == pytest.approx(2 * (1 + 7) / 2**7)
     assert second.compare(first).difference.value == -5 / 8
     assert second.compare(first).p_value == compared.p_value
+
+
+def test_each_score_has_its_paired_test():
+    first, second = invented([1, 1, 1, 1, 0, 1, 1, 1]), invented([0, 0, 0, 1, 1, 0, 0, 0])
+    assert first.compare(second, "exact match").difference.value == -5 / 8
+    nearer = replace(second, log_probabilities=np.arange(8) - 9.5)
+    compared = first.compare(nearer, "log-probability")
+    assert compared.difference.value == pytest.approx(np.mean(9.5 - np.arange(8)))
+    assert compared.test == "Wilcoxon signed-rank"
+    assert compared.p_value == pytest.approx(2 / 2**8)
+    with pytest.raises(InvalidInput, match="open answers, so it has no 'label-restricted' score"):
+        first.compare(second, "label-restricted")
+    labelled = [replace(x, correct_label=x.correct_exact) for x in (first, second)]
+    assert labelled[0].compare(labelled[1], "label-restricted").difference.value == -5 / 8
+
+
+def test_a_vector_is_scored_on_the_splits_of_its_own_seed():
+    model, task = model_of(), task_of()
+    edit = Edit(site=Site(layer=1), operation=Add(value=torch.ones(32)))
+    vector = TaskVector(edits=(edit,), card=Card(method="made", seed=5))
+    own = evaluate(model, task, vector)
+    assert own.provenance.seed == 5
+    assert own.queries == evaluate(model, task, seed=5).queries
+    assert own.queries != evaluate(model, task, vector, seed=0).queries
+    assert dntp(model, task, vector, shots=2).provenance.seed == 5
+    assert evaluate(model, task).provenance.seed == 0
 
 
 def test_results_on_different_queries_are_not_compared():

@@ -267,6 +267,7 @@ def test_the_table_is_one_row_with_its_interval():
     (row,) = measured.table().to_dict("records")
     assert list(row) == [
         *("task", "setting", "shots", "score", "value", "low", "high", "n", "tokens"),
+        *("model", "revision", "weights", "template", "seed"),
     ]
     assert row["score"] == "dNTP over labels"
     assert row["low"] < row["value"] < row["high"]
