@@ -150,13 +150,13 @@ class _Calls:
         self.users = 0
         self.undo = ExitStack()
         self.declared: Layout | None = None
-        self._seen: Layout | None = None
+        self._running: list[Layout | None] = []
         self._generation: _Generation | None = None
         self._text_options: dict[str, Any] | None = None
 
     def layout(self, activation: Tensor) -> Layout:
         """The layout of the pass that `activation` belongs to."""
-        layout = self.declared or self._seen
+        layout = self.declared or (self._running[-1] if self._running else None)
         if layout is None or layout.prompt.shape != activation.shape[:2]:
             raise InvalidInput(
                 "This call hands the model something other than tokens (batch x position), so the "
@@ -185,12 +185,18 @@ class _Calls:
 
     def before_pass(self, _module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Read the layout off the arguments with which the bridge calls the wrapped model."""
-        if self.declared is not None:
-            return
+        self._running.append(None)  # first, since `after_pass` follows whatever happens here
+        if self.declared is None:
+            self._running[-1] = self._layout_of(args, kwargs)
+
+    def after_pass(self, *_: object) -> None:
+        """Return to the pass around this one: a user's hook may run the model inside a pass."""
+        self._running.pop()
+
+    def _layout_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout | None:
         tokens = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs_embeds"))
         if not isinstance(tokens, Tensor) or tokens.ndim < 2:
-            self._seen = None
-            return
+            return None
         cache = kwargs.get("past_key_values")
         start = int(cache.get_seq_length()) if cache is not None else 0
         total = start + tokens.shape[1]
@@ -200,7 +206,7 @@ class _Calls:
         else:
             boundary = self._generation.prompt_columns = self._generation.prompt_columns or total
         is_new = torch.arange(total, device=real.device) >= boundary
-        self._seen = Layout(
+        return Layout(
             prompt=(real & ~is_new)[:, start:],
             new=(real & is_new)[:, start:],
             whole_prompt=start == 0,
@@ -258,8 +264,10 @@ def _watched(model: TransformerBridge) -> Iterator[_Calls]:
 
 
 def _install(model: TransformerBridge, calls: _Calls, stack: ExitStack) -> None:
-    before = model.original_model.register_forward_pre_hook(calls.before_pass, with_kwargs=True)
+    inner = model.original_model
+    before = inner.register_forward_pre_hook(calls.before_pass, with_kwargs=True)
     stack.callback(before.remove)
+    stack.callback(inner.register_forward_hook(calls.after_pass, always_call=True).remove)
     for name, wrapper in _WRAPPERS.items():
         _shadow(model, name, partial(wrapper, getattr(model, name), calls), stack)
 

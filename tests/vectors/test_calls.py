@@ -261,3 +261,37 @@ def test_a_run_within_a_run_does_not_move_the_positions_of_the_outer_one() -> No
     with model.hooks([("blocks.0.hook_resid_pre", look)]):
         assert_close(last_logits(model, prompts, vector), wanted, **EXACT)
     assert len(inner) == 2
+
+
+def test_a_users_hook_may_run_the_model_inside_a_pass():
+    """The inner pass has its own columns; afterwards the outer one's are in force again."""
+    model = tiny("llama")
+    vector = additive(model, layer=2)
+    outer, inner = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[9, 10]])
+    seen = []
+
+    def nested(activation, hook):
+        if not seen:
+            seen.append(None)
+            seen[0] = model(inner)
+
+    with torch.no_grad(), vector.applied(model):
+        alone = model(outer), model(inner)
+        with model.hooks([("blocks.0.hook_resid_pre", nested)]):
+            assert torch.equal(model(outer), alone[0])
+        assert torch.equal(seen[0], alone[1])
+
+
+def test_after_a_pass_that_failed_the_next_one_is_right():
+    model = tiny("llama")
+    vector = additive(model, layer=1)
+    tokens = torch.tensor([[5, 6, 7]])
+
+    def fail(activation, hook):
+        raise RuntimeError("the user's own")
+
+    with torch.no_grad(), vector.applied(model):
+        before = model(tokens)
+        with pytest.raises(RuntimeError, match="the user's own"):
+            model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_pre", fail)])
+        assert torch.equal(model(tokens), before)
