@@ -40,7 +40,7 @@ def inside_learn(monkeypatch, check, model, task, **options):
         return [x.detach() for x in start], [{"epoch": 0.0, "validation_loss": 0.0}]
 
     monkeypatch.setattr(learned, "train", train)
-    learned.learn(model, task, seed=SEED, **options)
+    learned.learn(model, task, **{"seed": SEED, **options})
     assert seen
 
 
@@ -127,6 +127,17 @@ def test_every_layer_and_position_has_a_theta_of_its_own_and_all_share_one(monke
             assert all(x.dtype == torch.float64 and x.is_leaf for x in start)
 
         inside_learn(monkeypatch, check, model_of(), task_of(), **site, n_train=2, n_validation=1)
+
+
+def test_the_start_depends_on_the_seed(monkeypatch):
+    starts = []
+    for seed in (0, 0, 1):
+        inside_learn(
+            monkeypatch,
+            lambda start, *_: starts.append(start[0].sign().tolist()),
+            model_of(), task_of(), seed=seed, n_train=2, n_validation=1,
+        )  # fmt: skip
+    assert starts[0] == starts[1] != starts[2]
 
 
 # --- values ---

@@ -161,7 +161,7 @@ def test_only_rows_of_one_pool_are_sorted_so_batches_stay_random():
     batches = like_lengths(prompts, 2, torch.Generator().manual_seed(0))
     lengths = prompts.lengths
     differences = [int(lengths[batch].max() - lengths[batch].min()) for batch in batches]
-    assert sum(differences) > 2 * POOL, "sorting all rows would leave next to none"
+    assert sum(differences) > 2 * len(batches), "sorting all rows would leave 1 a batch"
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(1, 1), (1, 9), (7, 3), (50, 3), (49, 2), (48, 3)])
