@@ -11,6 +11,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
+from mechtv.forward.unembed import unembedded
 from mechtv.vectors.vector import TaskVector
 
 
@@ -20,10 +21,7 @@ def lens_logits(
     """The logits that each state would give if it stood before the final norm."""
     weight = next(model.unembed.parameters())
     with torch.no_grad():
-        normed = model.ln_final(states.to(weight.device, weight.dtype)[None])
-        logits: Tensor = model.unembed(normed)[0]
-    cap = getattr(model.cfg, "output_logits_soft_cap", None) or 0.0
-    return cap * torch.tanh(logits / cap) if cap > 0 else logits
+        return unembedded(model, states.to(weight.device, weight.dtype)[None])[0]
 
 
 def top_tokens(model: TransformerBridge, vector: TaskVector, *, k: int = 8) -> pd.DataFrame:

@@ -30,6 +30,7 @@ from mechtv.evaluation.intervals import (
     share,
 )
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, run
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
@@ -201,7 +202,7 @@ def score(
     """`evaluate` for prompts that are already built."""
     if prompts.labels:
         _ = prompts.first_label_tokens  # labels that share a token are refused before any pass
-    with torch.no_grad():
+    with torch.no_grad(), steady(model):
         columns = in_batches(
             prompts,
             lambda batch: score_columns(model, batch, vector),
@@ -235,10 +236,16 @@ def answer_log_probabilities(
     """
     forced = prompts.with_answers()
     ids, real = _rectangle(prompts.answers)
-    offsets = torch.arange(ids.shape[1]).clamp(max=(real.sum(1) - 1)[:, None])
-    logits = run(model, forced, vector, columns=forced.last[:, None] + offsets)
+    logits = run(model, forced, vector, columns=answer_columns(forced))
     wide = logits.double() if logits.dtype == torch.float64 else logits.float()
     return wide.log_softmax(dim=-1), ids.to(logits.device), real.to(logits.device)
+
+
+def answer_columns(forced: Prompts) -> Int[Tensor, "batch answer"]:
+    """The columns that predict the answers' tokens; rows with short answers repeat their last."""
+    lengths = torch.tensor([len(answer) for answer in forced.answers])
+    offsets = torch.arange(int(lengths.max()))
+    return forced.last[:, None] + offsets.clamp(max=(lengths - 1)[:, None])
 
 
 def mean_answer_log_probability(

@@ -18,6 +18,7 @@ from mechtv.errors import InvalidInput
 from mechtv.evaluation.accuracy import seed_for
 from mechtv.evaluation.intervals import Estimate, mean
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, last_logits
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
@@ -161,9 +162,9 @@ def next_token_log_probabilities(
     """Log-probabilities at the last prompt token, over some tokens or the whole vocabulary."""
 
     def compute(batch: Prompts) -> Tensor:
-        return restricted(last_logits(model, batch, vector), tokens)
+        return log_probabilities(last_logits(model, batch, vector, tokens=tokens))
 
-    with torch.no_grad():
+    with torch.no_grad(), steady(model):
         return in_batches(prompts, compute, batch_size=batch_size, title=title, show=show)
 
 
@@ -171,9 +172,13 @@ def restricted(
     logits: Float[Tensor, "batch d_vocab"], tokens: Int[Tensor, " token"] | None
 ) -> Float[Tensor, "batch token"]:
     """Log-probabilities (at least float32), renormalised over `tokens` if given."""
+    return log_probabilities(logits if tokens is None else logits[:, tokens.to(logits.device)])
+
+
+def log_probabilities(logits: Float[Tensor, "*batch token"]) -> Float[Tensor, "*batch token"]:
+    """Natural logarithms, at least float32."""
     wide = logits.double() if logits.dtype == torch.float64 else logits.float()
-    chosen = wide if tokens is None else wide[:, tokens.to(wide.device)]
-    return chosen.log_softmax(dim=-1)
+    return wide.log_softmax(dim=-1)
 
 
 def answer_space(model: TransformerBridge, task: Task) -> Int[Tensor, " token"]:

@@ -1,5 +1,16 @@
 """Forward passes of a model under a task vector."""
 
-from mechtv.forward.run import capture, in_batches, last_logits, run
+from mechtv.forward.memory import forget, full_passes, keep_at_most, steady
+from mechtv.forward.run import capture, in_batches, kept, last_logits, run
 
-__all__ = ["capture", "in_batches", "last_logits", "run"]
+__all__ = [
+    "capture",
+    "forget",
+    "full_passes",
+    "in_batches",
+    "keep_at_most",
+    "kept",
+    "last_logits",
+    "run",
+    "steady",
+]

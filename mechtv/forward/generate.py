@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.forward.run import applied, device_of
+from mechtv.forward.setting import applied, device_of
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors.layout import last_real
 from mechtv.vectors.vector import TaskVector

@@ -1,12 +1,12 @@
 """Run a model under a task vector: logits and activations of prompts, with or without edits.
 
 Every number in mechtv that needs a forward pass goes through here. Gradients flow to the values of
-the vector's edits wherever the caller has them switched on.
+the vector's edits wherever the caller has them switched on. Only what the edits can change is
+computed, over what is kept of the prompts; where that cannot be done, the full pass runs.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -16,9 +16,15 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
+from mechtv.forward.full import full_logits, pass_through
+from mechtv.forward.memory import Cut, Memory, steady
+from mechtv.forward.prefix import replay
+from mechtv.forward.rectangle import Rectangle
+from mechtv.forward.setting import applied, layout_of
+from mechtv.forward.unembed import unembedded
 from mechtv.progress import progress
 from mechtv.tasks.prompts import Prompts
-from mechtv.vectors.inject import declared_layout, hooked
+from mechtv.vectors.inject import declared_layout, hook_point, hooked
 from mechtv.vectors.layout import Layout
 from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
@@ -30,7 +36,8 @@ def run(
     vector: TaskVector | None = None,
     *,
     columns: Int[Tensor, "batch column"] | None = None,
-) -> Float[Tensor, "batch column d_vocab"]:
+    tokens: Int[Tensor, " token"] | None = None,
+) -> Float[Tensor, "batch column token"]:
     """The logits at chosen columns of each row, under a vector.
 
     Args:
@@ -38,6 +45,7 @@ def run(
             model.
         columns: for each row, the columns whose logits are wanted; each row's last prompt token if
             None.
+        tokens: the tokens whose logits are wanted; the whole vocabulary if None.
 
     Returns:
         Logits in the model's data type.
@@ -46,17 +54,27 @@ def run(
         InvalidInput: if the vector does not fit the model, or a row is too short for its positions.
     """
     wanted = prompts.last[:, None] if columns is None else columns.contiguous()
-    with declared_layout(model, layout_of(prompts, model)), applied(vector, model):
-        logits, kept = _logits(model, prompts, wanted)
-    column = torch.searchsorted(kept, wanted.to(kept.device)).to(logits.device)
-    return logits.take_along_dim(column[:, :, None], dim=1)
+    with steady(model) as memory:
+        cut = _cut(memory, model, prompts, vector, wanted=wanted)
+        if cut is None:
+            with declared_layout(model, layout_of(prompts, model)), applied(vector, model):
+                logits = full_logits(model, prompts, wanted)
+            return logits if tokens is None else logits[..., tokens.to(logits.device)]
+        with _over(model, cut, layout_of(prompts, model)), applied(vector, model):
+            states = replay(model, cut.prefix)
+        column = (wanted - cut.suffix.start[:, None]).to(states.device)
+        return unembedded(model, states.take_along_dim(column[:, :, None], dim=1), tokens)
 
 
 def last_logits(
-    model: TransformerBridge, prompts: Prompts, vector: TaskVector | None = None
-) -> Float[Tensor, "batch d_vocab"]:
+    model: TransformerBridge,
+    prompts: Prompts,
+    vector: TaskVector | None = None,
+    *,
+    tokens: Int[Tensor, " token"] | None = None,
+) -> Float[Tensor, "batch token"]:
     """The logits at each row's last prompt token."""
-    return run(model, prompts, vector)[:, 0]
+    return run(model, prompts, vector, tokens=tokens)[:, 0]
 
 
 def capture(
@@ -79,20 +97,53 @@ def capture(
     """
     if not sites:
         raise InvalidInput("There are no sites to capture; give at least one.")
-    layout = layout_of(prompts, model)
+    for site in sites:
+        hook_point(model, site)
     taken: dict[Site, Tensor] = {}
+    last_layer = max(site.layer for site in sites)
+    layout = layout_of(prompts, model)
     with ExitStack() as stack:
-        stack.enter_context(declared_layout(model, layout))
+        memory = stack.enter_context(steady(model))
+        whole = any(site.positions == "all" for site in sites)
+        cut = None if whole else _cut(memory, model, prompts, vector, sites=sites)
+        if cut is None:
+            stack.enter_context(declared_layout(model, layout))
+        else:
+            layout = stack.enter_context(_over(model, cut, layout))
         stack.enter_context(applied(vector, model))
         for site in sites:
             hook = partial(_keep, taken=taken, site=site, layout=layout)
             stack.enter_context(hooked(model, site, hook))
-        last = max(site.layer for site in sites)
-        if last + 1 < model.cfg.n_layers:
-            _call(model, prompts)(stop_at_layer=last + 1)
+        if cut is None:
+            pass_through(model, prompts, last_layer=last_layer)
         else:
-            _logits(model, prompts, prompts.last[:1, None])
+            replay(model, cut.prefix, last_layer=last_layer)
     return taken
+
+
+@contextmanager
+def kept(
+    model: TransformerBridge,
+    prompts: Prompts,
+    vector: TaskVector,
+    *,
+    columns: Int[Tensor, "batch column"] | None = None,
+    sites: Sequence[Site] = (),
+    show: bool | None = False,
+) -> Iterator[None]:
+    """Run the prompts once; inside the block, passes over any of their rows begin from there.
+
+    The model stays as it is meanwhile, and so do the places that passes edit and read.
+
+    Args:
+        vector: one with edits where those of the passes will be; values do not matter.
+        columns: as those passes will want them; `sites` as they will capture them.
+        show: a bar; by default none.
+    """
+    with steady(model) as memory:
+        rectangle = _rectangle(model, prompts, vector, wanted=columns, sites=sites)
+        with memory.kept(model, prompts, rectangle, show=show):
+            yield
 
 
 def in_batches(
@@ -119,41 +170,45 @@ def in_batches(
     return torch.cat(parts)[order.argsort()]
 
 
-def layout_of(prompts: Prompts, model: TransformerBridge) -> Layout:
-    """The layout of one full pass over the prompts: what follows `last` counts as new tokens."""
-    column = torch.arange(prompts.tokens.shape[1])
-    in_prompt = column <= prompts.last[:, None]
-    device = device_of(model)
-    return Layout(
-        prompt=(prompts.mask & in_prompt).to(device), new=(prompts.mask & ~in_prompt).to(device)
-    )
+def _cut(
+    memory: Memory,
+    model: TransformerBridge,
+    prompts: Prompts,
+    vector: TaskVector | None,
+    *,
+    wanted: Int[Tensor, "batch column"] | None = None,
+    sites: Sequence[Site] = (),
+) -> Cut | None:
+    """The pass cut to what the vector can change; None where the full pass has to run."""
+    if vector is None:
+        return None
+    if wanted is not None and not bool(prompts.mask.gather(1, wanted).all()):
+        return None  # of padding, only the full pass knows
+    for site in vector.sites:
+        hook_point(model, site)
+    rectangle = _rectangle(model, prompts, vector, wanted=wanted, sites=sites)
+    return memory.cut(model, prompts, rectangle)
 
 
-def device_of(model: TransformerBridge) -> torch.device:
-    """The device that takes the model's tokens."""
-    return torch.device(model.cfg.device or "cpu")
+def _rectangle(
+    model: TransformerBridge,
+    prompts: Prompts,
+    vector: TaskVector,
+    *,
+    wanted: Int[Tensor, "batch column"] | None,
+    sites: Sequence[Site],
+) -> Rectangle:
+    places = [(site, vector.acts_on) for site in vector.sites]
+    places += [(site, "prompt") for site in sites]
+    return Rectangle.around(prompts, layout_of(prompts, model), places, wanted)
 
 
-def applied(
-    vector: TaskVector | None, model: TransformerBridge
-) -> AbstractContextManager[TransformerBridge]:
-    """The model under a vector, or as it is where there is none."""
-    return nullcontext(model) if vector is None else vector.applied(model)
-
-
-def _logits(
-    model: TransformerBridge, prompts: Prompts, wanted: Int[Tensor, "row column"]
-) -> tuple[Float[Tensor, "batch kept d_vocab"], Int[Tensor, " kept"]]:
-    """The logits of all columns that some row wants, and which columns these are."""
-    kept = wanted.unique()
-    if "logits_to_keep" in inspect.signature(model.original_model.forward).parameters:
-        return _call(model, prompts)(logits_to_keep=kept), kept
-    return _call(model, prompts)()[:, kept], kept
-
-
-def _call(model: TransformerBridge, prompts: Prompts) -> Callable[..., Tensor]:
-    device = device_of(model)
-    return partial(model, prompts.tokens.to(device), attention_mask=prompts.mask.long().to(device))
+@contextmanager
+def _over(model: TransformerBridge, cut: Cut, layout: Layout) -> Iterator[Layout]:
+    """Within a cut pass, whose columns are the suffix's."""
+    inner = cut.suffix.layout(layout)
+    with declared_layout(model, inner):
+        yield inner
 
 
 def _keep(

@@ -18,7 +18,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.dntp import Over
-from mechtv.forward.run import device_of
+from mechtv.forward.setting import device_of
 from mechtv.methods.cards import card_for
 from mechtv.methods.frozen import frozen
 from mechtv.methods.norms import residual_norms

@@ -5,6 +5,7 @@ of a vector on some of their rows. A new objective is one class, and one line wh
 chooses.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.evaluation.accuracy import (
+    answer_columns,
     answer_log_probabilities,
     mean_answer_log_probability,
     score_columns,
@@ -22,10 +24,10 @@ from mechtv.evaluation.dntp import (
     Over,
     answer_space,
     kl_divergence,
+    log_probabilities,
     next_token_log_probabilities,
-    restricted,
 )
-from mechtv.forward.run import capture, in_batches, last_logits
+from mechtv.forward.run import capture, in_batches, kept, last_logits
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
 from mechtv.vectors.site import Site
@@ -37,6 +39,12 @@ class Objective(Protocol):
     """The loss of a vector on some rows of `prompts`."""
 
     prompts: Prompts
+
+    def prepared(
+        self, vector: TaskVector, show: bool | None
+    ) -> AbstractContextManager[None]:
+        """Inside, the prompts have run once, for vectors with edits where this one has them."""
+        ...
 
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """One loss a row; lower is better. Differentiable in the vector's values."""
@@ -53,6 +61,11 @@ class Answer:
     def __init__(self, model: TransformerBridge, prompts: Prompts) -> None:
         self.model = model
         self.prompts = replace(prompts, labels=(), label_tokens=())  # labels are not scored
+
+    def prepared(self, vector: TaskVector, show: bool | None) -> AbstractContextManager[None]:
+        """With the answers behind the prompts."""
+        forced = self.prompts.with_answers()
+        return kept(self.model, forced, vector, columns=answer_columns(forced), show=show)
 
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The cross-entropy of each row's answer."""
@@ -84,10 +97,15 @@ class MatchDistribution:
         self.tokens = answer_space(model, task) if over == "labels" else None
         self.target = next_token_log_probabilities(model, in_context, None, self.tokens)
 
+    def prepared(self, vector: TaskVector, show: bool | None) -> AbstractContextManager[None]:
+        """The prompts alone."""
+        return kept(self.model, self.prompts, vector, show=show)
+
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The divergence of each row, in nats."""
-        logits = last_logits(self.model, self.prompts.select(rows.tolist()), vector)
-        return kl_divergence(self.target[rows.to(logits.device)], restricted(logits, self.tokens))
+        batch = self.prompts.select(rows.tolist())
+        given = log_probabilities(last_logits(self.model, batch, vector, tokens=self.tokens))
+        return kl_divergence(self.target[rows.to(given.device)], given)
 
     def score(self, vector: TaskVector) -> dict[str, float]:
         """The mean divergence."""
@@ -104,6 +122,10 @@ class MatchState:
         self.site = Site(component="resid_post", layer=layer)
         with torch.no_grad():
             self.target = in_batches(in_context, lambda batch: self._state(batch, None), show=False)
+
+    def prepared(self, vector: TaskVector, show: bool | None) -> AbstractContextManager[None]:
+        """The prompts alone, up to the state."""
+        return kept(self.model, self.prompts, vector, sites=[self.site], show=show)
 
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The mean squared difference of each row, over the width."""

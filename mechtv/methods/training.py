@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,9 +62,14 @@ def train(
     optimizer = torch.optim.AdamW(groups, weight_decay=plan.weight_decay)
     n_batches = -(-len(training.prompts) // plan.batch_size)
     schedule = _schedule(optimizer, plan, n_batches)
-    curve = [{"epoch": 0.0, "step": 0.0} | validation.score(as_vector(start))]
-    best, best_epoch = _copy(start), 0
-    with progress_bar(title=title, total=plan.epochs * n_batches, show=show) as bar:
+    with ExitStack() as stack:
+        stack.enter_context(training.prepared(as_vector(start), show))
+        stack.enter_context(validation.prepared(as_vector(start), show))
+        bar = stack.enter_context(
+            progress_bar(title=title, total=plan.epochs * n_batches, show=show)
+        )
+        curve = [{"epoch": 0.0, "step": 0.0} | validation.score(as_vector(start))]
+        best, best_epoch = _copy(start), 0
         for epoch in range(1, plan.epochs + 1):
             losses = []
             for rows in like_lengths(training.prompts, plan.batch_size, rng):

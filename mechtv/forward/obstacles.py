@@ -1,0 +1,56 @@
+"""Why a pass may not be cut: whatever would make a part of it differ from the whole."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
+
+_STACK = ("transformer_lens.", "transformers.", "accelerate.")
+_WIRING = "transformer_lens.model_bridge.component_setup"  # parts of a model, in the form of hooks
+
+
+def lasting_obstacle(model: TransformerBridge) -> str | None:
+    """What stands in the way as long as nobody changes the model."""
+    if any(module.training for module in model.original_model.modules()):
+        return "the model is in training mode, where dropout may act"
+    for module in dict.fromkeys([*model.modules(), *model.original_model.modules()]):
+        foreign = [hook for hook in _module_hooks(module) if not _of_the_stack(hook)]
+        if foreign and not isinstance(module, HookPoint):
+            return f"a hook stands on the model's {type(module).__name__}"
+    return None
+
+
+def passing_obstacle(model: TransformerBridge) -> str | None:
+    """What may stand in the way of one pass and not of the next."""
+    for name, point in model.hook_dict.items():
+        if _hooked(point):
+            return f"a hook stands at {name}"
+    if torch.is_grad_enabled() and any(w.requires_grad for w in _weights(model)):
+        return "gradients of the weights are wanted; freeze them, or use torch.no_grad()"
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return "autocast is on"
+    return None
+
+
+def _hooked(point: HookPoint) -> bool:
+    added = [*point.fwd_hooks, *point.bwd_hooks]
+    by_torch = len(point._forward_hooks) + len(point._backward_hooks) - len(added)
+    return bool(by_torch) or any(getattr(h.user_hook, "__module__", "") != _WIRING for h in added)
+
+
+def _weights(model: TransformerBridge) -> Iterable[nn.Parameter]:
+    weights: Iterable[nn.Parameter] = model.original_model.parameters()
+    return weights
+
+
+def _module_hooks(module: nn.Module) -> Iterator[object]:
+    yield from module._forward_hooks.values()
+    yield from module._forward_pre_hooks.values()
+    yield from module._backward_hooks.values()
+    yield from module._backward_pre_hooks.values()
+
+
+def _of_the_stack(hook: object) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith(_STACK)
