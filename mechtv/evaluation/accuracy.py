@@ -9,7 +9,6 @@ Three scores, always named (METHODS, section 1):
   after the true ones before it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,7 +30,7 @@ from mechtv.evaluation.intervals import (
 )
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.forward.memory import steady
-from mechtv.forward.run import in_batches, run
+from mechtv.forward.run import in_batches, log_probabilities, logits_at
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
 from mechtv.vectors.vector import TaskVector
@@ -226,52 +225,80 @@ def score(
     )
 
 
-def answer_log_probabilities(
-    model: TransformerBridge, prompts: Prompts, vector: TaskVector | None = None
-) -> tuple[Float[Tensor, "batch answer d_vocab"], Int[Tensor, "batch answer"], Bool[Tensor, "b a"]]:
-    """Log-probabilities at every answer position under teacher forcing.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Forced:
+    """What the model predicts at every answer token, given the true ones before it.
 
-    Returns:
-        The log-probabilities (at least float32), the answers' ids, and which of them are real.
+    Args:
+        row: the prompt that each token answers; rows in order, each with its tokens in order.
+        ids: the tokens; `first` the index of each row's first one.
+        log_probabilities: of the whole vocabulary there, at least float32.
+    """
+
+    row: Int[Tensor, " token"]
+    ids: Int[Tensor, " token"]
+    first: Int[Tensor, " batch"]
+    log_probabilities: Float[Tensor, "token d_vocab"]
+
+    def mean_log_probability(self) -> Float[Tensor, " batch"]:
+        """Each row's mean over its answer's tokens of their log-probability."""
+        chosen = self.log_probabilities.gather(1, self.ids[:, None])[:, 0]
+        return self._sum(chosen) / self._sum(torch.ones_like(chosen))
+
+    def hits(self) -> Bool[Tensor, " token"]:
+        """Which tokens are the most probable ones."""
+        return self.log_probabilities.argmax(dim=-1) == self.ids
+
+    def all_hit(self) -> Bool[Tensor, " batch"]:
+        """Which rows' tokens are all the most probable ones."""
+        return self._sum((~self.hits()).double()) == 0
+
+    def _sum(self, values: Float[Tensor, " token"]) -> Float[Tensor, " batch"]:
+        return values.new_zeros(len(self.first)).index_add(0, self.row, values)
+
+
+def force(
+    model: TransformerBridge, prompts: Prompts, vector: TaskVector | None = None
+) -> Forced:
+    """Run the prompts with their answers behind them (teacher forcing).
+
+    Raises:
+        InvalidInput: if a row has no answer.
     """
     forced = prompts.with_answers()
-    ids, real = _rectangle(prompts.answers)
-    logits = run(model, forced, vector, columns=answer_columns(forced))
-    wide = logits.double() if logits.dtype == torch.float64 else logits.float()
-    return wide.log_softmax(dim=-1), ids.to(logits.device), real.to(logits.device)
+    row, column = answer_places(forced)
+    log_probabilities_there = log_probabilities(logits_at(model, forced, row, column, vector))
+    device = log_probabilities_there.device
+    ids = torch.tensor([token for answer in prompts.answers for token in answer])
+    return Forced(
+        row=row.to(device),
+        ids=ids.to(device),
+        first=torch.searchsorted(row, torch.arange(len(prompts))).to(device),
+        log_probabilities=log_probabilities_there,
+    )
 
 
-def answer_columns(forced: Prompts) -> Int[Tensor, "batch answer"]:
-    """The columns that predict the answers' tokens; rows with short answers repeat their last."""
+def answer_places(forced: Prompts) -> tuple[Int[Tensor, " token"], Int[Tensor, " token"]]:
+    """The rows and the columns that predict the answers' tokens."""
+    if not all(forced.answers):
+        raise InvalidInput("These prompts have no answers; build them from a task.")
     lengths = torch.tensor([len(answer) for answer in forced.answers])
-    offsets = torch.arange(int(lengths.max()))
-    return forced.last[:, None] + offsets.clamp(max=(lengths - 1)[:, None])
-
-
-def mean_answer_log_probability(
-    log_probabilities: Float[Tensor, "batch answer d_vocab"],
-    ids: Int[Tensor, "batch answer"],
-    real: Bool[Tensor, "batch answer"],
-) -> Float[Tensor, " batch"]:
-    """Each row's mean over its answer's tokens of their log-probability."""
-    chosen = log_probabilities.gather(2, ids[:, :, None])[:, :, 0]
-    return (chosen * real).sum(1) / real.sum(1)
+    row = torch.arange(len(forced)).repeat_interleave(lengths)
+    return row, forced.last[row] + torch.cat([torch.arange(int(n)) for n in lengths])
 
 
 def score_columns(
     model: TransformerBridge, prompts: Prompts, vector: TaskVector | None
 ) -> Float[Tensor, "batch score"]:
     """Each row's full-vocabulary, label-restricted and exact hit, log-probability, top token."""
-    log_probabilities, ids, real = answer_log_probabilities(model, prompts, vector)
-    best = log_probabilities.argmax(dim=-1)
-    hit = best == ids
-    label_hit = _label_hits(log_probabilities[:, 0], ids[:, 0], prompts)
+    forced = force(model, prompts, vector)
+    at_first = forced.log_probabilities[forced.first]
     columns = (
-        hit[:, 0],
-        label_hit,
-        (hit | ~real).all(dim=1),
-        mean_answer_log_probability(log_probabilities, ids, real),
-        best[:, 0],
+        forced.hits()[forced.first],
+        _label_hits(at_first, forced.ids[forced.first], prompts),
+        forced.all_hit(),
+        forced.mean_log_probability(),
+        at_first.argmax(dim=-1),
     )
     return torch.stack([column.cpu().double() for column in columns], dim=1)
 
@@ -286,13 +313,3 @@ def _label_hits(
     labels = prompts.first_label_tokens.to(log_probabilities.device)
     return labels[log_probabilities[:, labels].argmax(dim=-1)] == answers
 
-
-def _rectangle(
-    rows: Sequence[Sequence[int]],
-) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
-    if not all(rows):
-        raise InvalidInput("These prompts have no answers; build them from a task.")
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[row[-1]] * (width - len(row))] for row in rows])
-    real = torch.tensor([[column < len(row) for column in range(width)] for row in rows])
-    return ids, real

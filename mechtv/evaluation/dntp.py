@@ -19,7 +19,7 @@ from mechtv.evaluation.accuracy import seed_for
 from mechtv.evaluation.intervals import Estimate, mean
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.forward.memory import steady
-from mechtv.forward.run import in_batches, last_logits
+from mechtv.forward.run import in_batches, last_logits, log_probabilities
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
 from mechtv.tasks.tokens import continuation_ids
@@ -173,12 +173,6 @@ def restricted(
 ) -> Float[Tensor, "batch token"]:
     """Log-probabilities (at least float32), renormalised over `tokens` if given."""
     return log_probabilities(logits if tokens is None else logits[:, tokens.to(logits.device)])
-
-
-def log_probabilities(logits: Float[Tensor, "*batch token"]) -> Float[Tensor, "*batch token"]:
-    """Natural logarithms, at least float32."""
-    wide = logits.double() if logits.dtype == torch.float64 else logits.float()
-    return wide.log_softmax(dim=-1)
 
 
 def answer_space(model: TransformerBridge, task: Task) -> Int[Tensor, " token"]:

@@ -14,13 +14,16 @@ from mechtv.tasks.prompts import Prompts
 
 
 def full_logits(
-    model: TransformerBridge, prompts: Prompts, wanted: Int[Tensor, "batch column"]
-) -> Float[Tensor, "batch column d_vocab"]:
-    """The logits at the wanted columns, under whatever hooks the model has."""
-    kept = wanted.unique()
+    model: TransformerBridge,
+    prompts: Prompts,
+    row: Int[Tensor, " place"],
+    column: Int[Tensor, " place"],
+) -> Float[Tensor, "place d_vocab"]:
+    """The logits at some places, under whatever hooks the model has."""
+    kept = column.unique()
     logits = _logits(model, prompts, kept)
-    column = torch.searchsorted(kept, wanted.to(kept.device)).to(logits.device)
-    return logits.take_along_dim(column[:, :, None], dim=1)
+    found = torch.searchsorted(kept, column)
+    return logits[row.to(logits.device), found.to(logits.device)]
 
 
 def pass_through(model: TransformerBridge, prompts: Prompts, *, last_layer: int) -> None:

@@ -31,7 +31,9 @@ logger = logging.getLogger("mechtv.forward")
 
 BUDGET: ContextVar[int] = ContextVar("the bytes that one model's prefixes may take", default=2**30)
 _FULL: ContextVar[bool] = ContextVar("whether every pass is full", default=False)
-LARGEST_SHARE = 0.5  # a rectangle that holds more of the pass gains too little
+# A rectangle that holds more of the pass than this is not worth the prompts' own pass: with
+# gradients, or over prompts that are kept; and without both, where one pass may be all there is.
+LARGEST_SHARE, LARGEST_ONCE = 0.5, 0.1
 _RELATIVE_ERROR = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest logit
 _ROUGH_ERROR = 0.05  # for the short types
 
@@ -55,6 +57,7 @@ class Memory:
         self._whole_rows = False
         self._unfit: str | None = None
         self._said: set[str] = set()
+        self._kinds: set[tuple[object, ...]] = set()
         self._batches: OrderedDict[bytes, Prefix] = OrderedDict()
         self._sets: list[tuple[dict[bytes, int], Prefix]] = []
 
@@ -70,9 +73,18 @@ class Memory:
         self.depth -= 1
 
     def cut(
-        self, model: TransformerBridge, prompts: Prompts, rectangle: Rectangle
+        self,
+        model: TransformerBridge,
+        prompts: Prompts,
+        rectangle: Rectangle,
+        *,
+        learning: bool,
     ) -> Cut | None:
-        """The pass over `rectangle` alone, or None if the full pass has to run."""
+        """The pass over `rectangle` alone, or None if the full pass has to run.
+
+        Args:
+            learning: whether gradients will be wanted.
+        """
         fitting = self._fitting(model, prompts, rectangle)
         if fitting is None:
             return None
@@ -80,9 +92,12 @@ class Memory:
         keys = suffix.keys()
         prefix = self._from_sets(keys, suffix, fitting.layer)
         if prefix is None:
+            share = fitting.share(prompts, model.cfg.n_layers)
+            if share > LARGEST_ONCE and not learning:
+                return None
             prefix = self._from_batches(model, prompts, fitting, suffix, keys)
         if prefix is None:  # just found to be unfit
-            return self.cut(model, prompts, rectangle)
+            return self.cut(model, prompts, rectangle, learning=learning)
         return Cut(prefix=prefix.from_layer(fitting.layer), suffix=suffix)
 
     @contextmanager
@@ -187,7 +202,10 @@ class Memory:
         """A new prefix, checked; None if the model turns out to be unfit for what was tried."""
         try:
             prefix = prefill(model, suffix, rectangle.layer, show=show)
-            _check(model, prompts, rectangle, suffix, prefix)
+            kind = (*suffix.kind(), rectangle.layer)
+            if kind not in self._kinds:
+                _check(model, prompts, rectangle, suffix, prefix)
+                self._kinds.add(kind)
         except (InvalidInput, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever a model does when called in parts: the full pass runs
@@ -283,11 +301,12 @@ def _check(
     some = prompts.select(index.tolist())
     ends = torch.stack([rectangle.start, rectangle.end], dim=1)[index]
     with torch.inference_mode(False), torch.no_grad():
-        moved = some.last - prompts.last[index]
-        wanted = full_logits(model, some, ends + moved[:, None])
+        row = torch.arange(len(index)).repeat_interleave(2)
+        moved = (some.last - prompts.last[index])[row]
+        wanted = full_logits(model, some, row, ends.flatten() + moved)
         states = replay(model, prefix.rows(index, prefix.width, suffix.length))
-        columns = (ends - rectangle.start[index][:, None])[:, :, None].to(states.device)
-        given = unembedded(model, states.take_along_dim(columns, dim=1))
+        column = ends.flatten() - rectangle.start[index][row]
+        given = unembedded(model, states[row.to(states.device), column.to(states.device)][None])[0]
     error = float((given - wanted).abs().max() / wanted.abs().max())
     if not error <= _RELATIVE_ERROR.get(wanted.dtype, _ROUGH_ERROR):
         raise Unreplayable(f"its logits differ by {error:.1e} of the largest")

@@ -31,24 +31,23 @@ class Rectangle:
         prompts: Prompts,
         layout: Layout,
         sites: Iterable[tuple[Site, ActsOn]],
-        wanted: Int[Tensor, "batch column"] | None = None,
+        places: tuple[Int[Tensor, " place"], Int[Tensor, " place"]] | None = None,
     ) -> "Rectangle":
-        """The smallest one that holds the sites, the wanted columns and each last prompt token.
+        """The smallest one that holds the sites, the places (rows, columns) and each last prompt token.
 
         Raises:
             InvalidInput: if a row is too short for a site's positions.
         """
         start = end = prompts.last
-        if wanted is not None:
-            start = torch.minimum(start, wanted.min(dim=1).values)
-            end = torch.maximum(end, wanted.max(dim=1).values)
+        inside = [] if places is None else [places]
         layers = []
         for site, acts_on in sites:
             chosen = layout.select(site, acts_on)
-            row, column = chosen.row.cpu(), chosen.column.cpu()
+            inside.append((chosen.row.cpu(), chosen.column.cpu()))
+            layers.append(site.layer)
+        for row, column in inside:
             start = start.scatter_reduce(0, row, column, "amin")
             end = end.scatter_reduce(0, row, column, "amax")
-            layers.append(site.layer)
         return cls(layer=min(layers), start=start, end=end)
 
     def from_first_token(self, prompts: Prompts) -> "Rectangle":
@@ -95,6 +94,11 @@ class Suffix:
     def length(self) -> int:
         """How many columns the suffix has."""
         return self.tokens.shape[1] - self.width
+
+    def kind(self) -> tuple[object, ...]:
+        """In what rows may differ as a model sees them: sizes (to a factor of two) and padding."""
+        width, length = self.width, self.length
+        return width.bit_length(), length.bit_length(), bool(self.mask.all())
 
     def keys(self) -> list[bytes]:
         """What tells rows apart: real tokens, and where the suffix begins."""

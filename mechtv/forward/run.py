@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
@@ -28,6 +29,9 @@ from mechtv.vectors.inject import declared_layout, hook_point, hooked
 from mechtv.vectors.layout import Layout
 from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
+
+
+Places = tuple[Int[Tensor, " place"], Int[Tensor, " place"]]
 
 
 def run(
@@ -53,17 +57,34 @@ def run(
     Raises:
         InvalidInput: if the vector does not fit the model, or a row is too short for its positions.
     """
-    wanted = prompts.last[:, None] if columns is None else columns.contiguous()
+    wanted = prompts.last[:, None] if columns is None else columns
+    row = torch.arange(len(prompts)).repeat_interleave(wanted.shape[1])
+    logits = logits_at(model, prompts, row, wanted.flatten(), vector, tokens=tokens)
+    return rearrange(logits, "(b c) token -> b c token", b=len(prompts))
+
+
+def logits_at(
+    model: TransformerBridge,
+    prompts: Prompts,
+    row: Int[Tensor, " place"],
+    column: Int[Tensor, " place"],
+    vector: TaskVector | None = None,
+    *,
+    tokens: Int[Tensor, " token"] | None = None,
+) -> Float[Tensor, "place token"]:
+    """The logits at any places, each a row and a column; otherwise as `run`."""
+    layout = layout_of(prompts, model)
     with steady(model) as memory:
-        cut = _cut(memory, model, prompts, vector, wanted=wanted)
+        cut = _cut(memory, model, prompts, vector, places=(row, column))
         if cut is None:
-            with declared_layout(model, layout_of(prompts, model)), applied(vector, model):
-                logits = full_logits(model, prompts, wanted)
-            return logits if tokens is None else logits[..., tokens.to(logits.device)]
-        with _over(model, cut, layout_of(prompts, model)), applied(vector, model):
+            with declared_layout(model, layout), applied(vector, model):
+                logits = full_logits(model, prompts, row, column)
+            return logits if tokens is None else logits[:, tokens.to(logits.device)]
+        with declared_layout(model, cut.suffix.layout(layout)), applied(vector, model):
             states = replay(model, cut.prefix)
-        column = (wanted - cut.suffix.start[:, None]).to(states.device)
-        return unembedded(model, states.take_along_dim(column[:, :, None], dim=1), tokens)
+        column = column - cut.suffix.start[row]
+        states = states[row.to(states.device), column.to(states.device)]
+        return unembedded(model, states[None], tokens)[0]
 
 
 def last_logits(
@@ -106,10 +127,9 @@ def capture(
         memory = stack.enter_context(steady(model))
         whole = any(site.positions == "all" for site in sites)
         cut = None if whole else _cut(memory, model, prompts, vector, sites=sites)
-        if cut is None:
-            stack.enter_context(declared_layout(model, layout))
-        else:
-            layout = stack.enter_context(_over(model, cut, layout))
+        if cut is not None:
+            layout = cut.suffix.layout(layout)
+        stack.enter_context(declared_layout(model, layout))
         stack.enter_context(applied(vector, model))
         for site in sites:
             hook = partial(_keep, taken=taken, site=site, layout=layout)
@@ -127,7 +147,7 @@ def kept(
     prompts: Prompts,
     vector: TaskVector,
     *,
-    columns: Int[Tensor, "batch column"] | None = None,
+    places: Places | None = None,
     sites: Sequence[Site] = (),
     show: bool | None = False,
 ) -> Iterator[None]:
@@ -137,13 +157,20 @@ def kept(
 
     Args:
         vector: one with edits where those of the passes will be; values do not matter.
-        columns: as those passes will want them; `sites` as they will capture them.
+        places: the rows and columns whose logits those passes will want; each row's last prompt
+            token if None. `sites`: what they will capture.
         show: a bar; by default none.
     """
     with steady(model) as memory:
-        rectangle = _rectangle(model, prompts, vector, wanted=columns, sites=sites)
+        rectangle = _rectangle(model, prompts, vector, places=places, sites=sites)
         with memory.kept(model, prompts, rectangle, show=show):
             yield
+
+
+def log_probabilities(logits: Float[Tensor, "*batch token"]) -> Float[Tensor, "*batch token"]:
+    """Natural logarithms, at least float32."""
+    wide = logits.double() if logits.dtype == torch.float64 else logits.float()
+    return wide.log_softmax(dim=-1)
 
 
 def in_batches(
@@ -176,18 +203,20 @@ def _cut(
     prompts: Prompts,
     vector: TaskVector | None,
     *,
-    wanted: Int[Tensor, "batch column"] | None = None,
+    places: Places | None = None,
     sites: Sequence[Site] = (),
 ) -> Cut | None:
     """The pass cut to what the vector can change; None where the full pass has to run."""
     if vector is None:
         return None
-    if wanted is not None and not bool(prompts.mask.gather(1, wanted).all()):
+    if places is not None and not bool(prompts.mask[places].all()):
         return None  # of padding, only the full pass knows
     for site in vector.sites:
         hook_point(model, site)
-    rectangle = _rectangle(model, prompts, vector, wanted=wanted, sites=sites)
-    return memory.cut(model, prompts, rectangle)
+    tensors = [x for edit in vector.edits for x in edit.operation.tensors().values()]
+    learning = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    rectangle = _rectangle(model, prompts, vector, places=places, sites=sites)
+    return memory.cut(model, prompts, rectangle, learning=learning)
 
 
 def _rectangle(
@@ -195,20 +224,12 @@ def _rectangle(
     prompts: Prompts,
     vector: TaskVector,
     *,
-    wanted: Int[Tensor, "batch column"] | None,
+    places: Places | None,
     sites: Sequence[Site],
 ) -> Rectangle:
-    places = [(site, vector.acts_on) for site in vector.sites]
-    places += [(site, "prompt") for site in sites]
-    return Rectangle.around(prompts, layout_of(prompts, model), places, wanted)
-
-
-@contextmanager
-def _over(model: TransformerBridge, cut: Cut, layout: Layout) -> Iterator[Layout]:
-    """Within a cut pass, whose columns are the suffix's."""
-    inner = cut.suffix.layout(layout)
-    with declared_layout(model, inner):
-        yield inner
+    touched = [(site, vector.acts_on) for site in vector.sites]
+    touched += [(site, "prompt") for site in sites]
+    return Rectangle.around(prompts, layout_of(prompts, model), touched, places)
 
 
 def _keep(

@@ -15,19 +15,17 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.evaluation.accuracy import (
-    answer_columns,
-    answer_log_probabilities,
-    mean_answer_log_probability,
+    answer_places,
+    force,
     score_columns,
 )
 from mechtv.evaluation.dntp import (
     Over,
     answer_space,
     kl_divergence,
-    log_probabilities,
     next_token_log_probabilities,
 )
-from mechtv.forward.run import capture, in_batches, kept, last_logits
+from mechtv.forward.run import capture, in_batches, kept, last_logits, log_probabilities
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
 from mechtv.vectors.site import Site
@@ -65,12 +63,12 @@ class Answer:
     def prepared(self, vector: TaskVector, show: bool | None) -> AbstractContextManager[None]:
         """With the answers behind the prompts."""
         forced = self.prompts.with_answers()
-        return kept(self.model, forced, vector, columns=answer_columns(forced), show=show)
+        return kept(self.model, forced, vector, places=answer_places(forced), show=show)
 
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The cross-entropy of each row's answer."""
         batch = self.prompts.select(rows.tolist())
-        return -mean_answer_log_probability(*answer_log_probabilities(self.model, batch, vector))
+        return -force(self.model, batch, vector).mean_log_probability()
 
     def score(self, vector: TaskVector) -> dict[str, float]:
         """The mean loss, and the share of answers that greedy decoding gets wholly right."""

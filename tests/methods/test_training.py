@@ -2,6 +2,7 @@
 
 import math
 import random
+from contextlib import nullcontext
 from itertools import chain
 
 import numpy as np
@@ -28,6 +29,9 @@ class Scripted:
         self.prompts = prompts_of(LENGTHS)
         self.scores = iter(scores)
         self.batches, self.seen = [], []
+
+    def prepared(self, vector, show):
+        return nullcontext()
 
     def loss(self, vector, rows):
         self.batches.append(rows.tolist())
