@@ -34,11 +34,13 @@ class Part:
     axes of head and query may be 1); `positions` is row x query x ...; `rows` is row x anything.
 
     Args:
-        flat: whether the model wants the axes of row and head as one (as in ALiBi).
+        for_all_queries: whether a bias has one query axis of size 1 for all queries (as in ALiBi).
+        flat: whether the model wants its axes of row and head as one.
     """
 
     form: Form
     tensor: Tensor
+    for_all_queries: bool = False
     flat: bool = False
 
     def filled(self) -> Tensor:
@@ -68,7 +70,7 @@ class Part:
         if self.form == "positions":
             return replace(self, tensor=repeat(self.tensor, "b q ... -> b (n q) ...", n=n))
         past, own = self.tensor[..., :width], self.tensor[..., width:]
-        if self.tensor.shape[2] == 1 != own.shape[3]:  # one bias for all queries
+        if self.for_all_queries:
             return replace(
                 self, tensor=torch.cat([past, repeat(own, "b h q k -> b h q (n k)", n=n)], dim=-1)
             )
@@ -78,22 +80,25 @@ class Part:
         past = repeat(past, "b h q k -> b h (n q) k", n=n)
         return replace(self, tensor=torch.cat([past, own], dim=-1))
 
-    def room_for(self, n_rows: int, n_keys: int) -> "Part":
-        """Room for `n_rows` rows and `n_keys` keys, all of them unseen."""
-        shape = list(self.tensor.shape)
-        shape[0] = n_rows
-        if self.form != "bias":
-            return replace(self, tensor=self.tensor.new_zeros(shape))
-        shape[-1] = n_keys
+    def room_for(self, n_rows: int, n_queries: int, n_keys: int) -> "Part":
+        """Room for more rows, queries and keys, all of them unseen."""
+        rest = self.tensor.shape[2:]
+        if self.form == "rows":
+            return replace(self, tensor=self.tensor.new_zeros(n_rows, n_keys))
+        if self.form == "positions":
+            return replace(self, tensor=self.tensor.new_zeros(n_rows, n_queries, *rest))
+        heads = self.tensor.shape[1]
+        shape = (n_rows, heads, 1 if self.for_all_queries else n_queries, n_keys)
         return replace(self, tensor=self.tensor.new_full(shape, _unseen(self.tensor.dtype)))
 
-    def put(self, index: Int[Tensor, " some"], part: "Part") -> None:
-        """Write another's rows into these, its keys last."""
+    def put(self, index: Int[Tensor, " some"], part: "Part", first_key: int) -> None:
+        """Write another's rows into these, its keys from `first_key` on."""
         where = index.to(self.tensor.device)
         if self.form == "bias":
-            self.tensor[where, ..., self.tensor.shape[-1] - part.tensor.shape[-1] :] = part.tensor
+            queries, keys = part.tensor.shape[2:]
+            self.tensor[where, :, :queries, first_key : first_key + keys] = part.tensor
         else:
-            self.tensor[where] = part.tensor
+            self.tensor[where, : part.tensor.shape[1]] = part.tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,10 +147,10 @@ class Arguments:
         """The same without the first calls."""
         return replace(self, calls=self.calls[first:])
 
-    def put(self, index: Int[Tensor, " some"], other: "Arguments") -> None:
-        """Write another's rows into these."""
+    def put(self, index: Int[Tensor, " some"], other: "Arguments", first_key: int) -> None:
+        """Write another's rows into these, their keys from `first_key` on."""
         for own, part in zip(self.parts, other.parts, strict=True):
-            own.put(index, part)
+            own.put(index, part, first_key)
 
     @property
     def nbytes(self) -> int:
@@ -211,7 +216,7 @@ class Recorder:
         if name in _POSITIONS and tensor.ndim > 1 and shape[0] in (1, n) and shape[1] == w:
             return Part("positions", tensor[:, self._width :].expand(n, *[-1] * (tensor.ndim - 1)))
         if name == "alibi" and tensor.ndim == 3 and not shape[0] % n and shape[1:] == (1, w):
-            return Part("bias", rearrange(tensor, "(b h) q k -> b h q k", b=n), flat=True)
+            return Part("bias", rearrange(tensor, "(b h) q k -> b h q k", b=n), True, flat=True)
         raise Unreplayable(f"its blocks take a {name} of shape {shape}, which cannot be cut")
 
 

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
@@ -52,6 +53,7 @@ class Memory:
     def __init__(self) -> None:
         self.depth = 0
         self._obstacle: str | None = None
+        self._weights: tuple[nn.Parameter, ...] = ()
         self._stamp: Stamp | None = None
         self._checked = False
         self._whole_rows = False
@@ -65,12 +67,15 @@ class Memory:
         """Begin a time in which the model stays as it is."""
         if not self.depth:
             self._obstacle = lasting_obstacle(model)
+            self._weights = tuple(model.original_model.parameters())
             self._checked = False
         self.depth += 1
 
     def leave(self) -> None:
         """End it."""
         self.depth -= 1
+        if not self.depth:
+            self._weights = ()
 
     def cut(
         self,
@@ -149,7 +154,7 @@ class Memory:
     ) -> Rectangle | None:
         if _FULL.get():
             return None
-        reason = self._obstacle or self._unfit or passing_obstacle(model)
+        reason = self._obstacle or self._unfit or passing_obstacle(model, self._weights)
         if reason is not None:
             self._say(f"The full pass runs: {reason}.")
             return None

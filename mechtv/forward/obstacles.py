@@ -22,27 +22,29 @@ def lasting_obstacle(model: TransformerBridge) -> str | None:
     return None
 
 
-def passing_obstacle(model: TransformerBridge) -> str | None:
-    """What may stand in the way of one pass and not of the next."""
+def passing_obstacle(model: TransformerBridge, weights: Iterable[nn.Parameter]) -> str | None:
+    """What may stand in the way of one pass and not of the next.
+
+    Args:
+        weights: all of the model's.
+    """
     for name, point in model.hook_dict.items():
-        if _hooked(point):
+        any_hook = (
+            point.fwd_hooks or point.bwd_hooks or point._forward_hooks or point._backward_hooks
+        )
+        if any_hook and _by_a_user(point):
             return f"a hook stands at {name}"
-    if torch.is_grad_enabled() and any(w.requires_grad for w in _weights(model)):
+    if torch.is_grad_enabled() and any(w.requires_grad for w in weights):
         return "gradients of the weights are wanted; freeze them, or use torch.no_grad()"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast is on"
     return None
 
 
-def _hooked(point: HookPoint) -> bool:
+def _by_a_user(point: HookPoint) -> bool:
     added = [*point.fwd_hooks, *point.bwd_hooks]
     by_torch = len(point._forward_hooks) + len(point._backward_hooks) - len(added)
     return bool(by_torch) or any(getattr(h.user_hook, "__module__", "") != _WIRING for h in added)
-
-
-def _weights(model: TransformerBridge) -> Iterable[nn.Parameter]:
-    weights: Iterable[nn.Parameter] = model.original_model.parameters()
-    return weights
 
 
 def _module_hooks(module: nn.Module) -> Iterator[object]:

@@ -22,19 +22,20 @@ BATCH_SIZE = 64
 def prefill(
     model: TransformerBridge, suffix: Suffix, layer: int, *, show: bool | None = False
 ) -> Prefix:
-    """Run the rows once, in batches of like length, for the blocks from `layer` on.
+    """Run the rows once, in batches of like size, for the blocks from `layer` on.
 
     Raises:
         Unreplayable: if the model's blocks cannot be called again for a part of their columns.
     """
-    order = suffix.mask.sum(dim=1).argsort(stable=True)
+    before, inside = suffix.lengths().T
+    order = (inside * suffix.tokens.shape[1] + before).argsort(stable=True)
     chunks = order.split(BATCH_SIZE)
     if len(chunks) == 1:
         return _one_pass(model, suffix, layer)
     whole: Prefix | None = None
     for rows in progress(chunks, title="prompts", show=show, total=len(chunks)):
         part = _one_pass(model, suffix.select(rows.tolist()), layer)
-        whole = part.room_for(len(suffix), suffix.width) if whole is None else whole
+        whole = part.room_for(len(suffix), suffix.width, suffix.length) if whole is None else whole
         whole.put(rows, part)
     assert whole is not None
     return whole

@@ -89,25 +89,25 @@ class Prefix:
             arguments=self.arguments.map(lambda part: part.side_by_side(n, self.width)),
         )
 
-    def room_for(self, n_rows: int, width: int) -> "Prefix":
+    def room_for(self, n_rows: int, width: int, length: int) -> "Prefix":
         """A prefix of this form with room for more rows and columns, for `put`."""
         return replace(
             self,
             width=width,
-            entering=tuple(x.new_zeros(n_rows, *x.shape[1:]) for x in self.entering),
+            entering=tuple(x.new_zeros(n_rows, length, x.shape[2]) for x in self.entering),
             keys=tuple(_room(x, n_rows, width) for x in self.keys),
             values=tuple(_room(x, n_rows, width) for x in self.values),
-            arguments=self.arguments.map(lambda part: part.room_for(n_rows, width + self.length)),
+            arguments=self.arguments.map(lambda part: part.room_for(n_rows, length, width + length)),
         )
 
     def put(self, index: Int[Tensor, " some"], other: "Prefix") -> None:
         """Write another's rows into these."""
         first = self.width - other.width
         for own, rows in zip(self.entering, other.entering, strict=True):
-            own[index.to(own.device)] = rows
+            own[index.to(own.device), : other.length] = rows
         for own, rows in zip(self.keys + self.values, other.keys + other.values, strict=True):
             own[index.to(own.device), :, first:] = rows
-        self.arguments.put(index, other.arguments)
+        self.arguments.put(index, other.arguments, first)
 
 
 def replay(

@@ -95,6 +95,11 @@ class Suffix:
         """How many columns the suffix has."""
         return self.tokens.shape[1] - self.width
 
+    def lengths(self) -> Int[Tensor, "batch 2"]:
+        """How many real tokens each row has before its suffix, and in it."""
+        before = self.mask[:, : self.width].sum(dim=1)
+        return torch.stack([before, self.mask.sum(dim=1) - before], dim=1)
+
     def kind(self) -> tuple[object, ...]:
         """In what rows may differ as a model sees them: sizes (to a factor of two) and padding."""
         width, length = self.width, self.length
@@ -105,7 +110,7 @@ class Suffix:
         return [
             _digest(row[real].tolist(), begin)
             for row, real, begin in zip(
-                self.tokens, self.mask, self.mask[:, : self.width].sum(1).tolist(), strict=True
+                self.tokens, self.mask, self.lengths()[:, 0].tolist(), strict=True
             )
         ]
 
@@ -121,13 +126,13 @@ class Suffix:
         return Layout(prompt=cut(layout.prompt), new=cut(layout.new), whole_prompt=False)
 
     def select(self, rows: Sequence[int]) -> "Suffix":
-        """Some of the rows, without the prefix columns that only others needed."""
+        """Some of the rows, without the columns that only others needed."""
         index = torch.tensor(rows)
-        mask = self.mask[index]
-        first = self.width - int(mask[:, : self.width].sum(1).max())
+        used = torch.nonzero(self.mask[index].any(dim=0)).flatten()
+        first, end = int(used[0]), int(used[-1]) + 1
         return Suffix(
-            tokens=self.tokens[index, first:],
-            mask=mask[:, first:],
+            tokens=self.tokens[index, first:end],
+            mask=self.mask[index, first:end],
             start=self.start[index],
             width=self.width - first,
         )

@@ -93,7 +93,8 @@ def like_lengths(
 
     Rows are shuffled, sorted by length within pools of eight batches, and cut: padding costs time.
     """
-    lengths = prompts.lengths + torch.tensor([len(answer) for answer in prompts.answers])
+    answers = torch.tensor([len(answer) for answer in prompts.answers])
+    lengths = answers * (int(prompts.lengths.max()) + 1) + prompts.lengths
     batches: list[Tensor] = []
     for pool in torch.randperm(len(prompts), generator=rng).split(POOL * batch_size):
         batches += pool[lengths[pool].argsort(stable=True)].split(batch_size)
