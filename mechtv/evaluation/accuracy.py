@@ -257,23 +257,23 @@ class Forced:
         return values.new_zeros(len(self.first)).index_add(0, self.row, values)
 
 
-def force(
-    model: TransformerBridge, prompts: Prompts, vector: TaskVector | None = None
-) -> Forced:
-    """Run the prompts with their answers behind them (teacher forcing).
+def force(model: TransformerBridge, forced: Prompts, vector: TaskVector | None = None) -> Forced:
+    """Run prompts that have their answers behind them (teacher forcing).
+
+    Args:
+        forced: from `Prompts.with_answers`.
 
     Raises:
         InvalidInput: if a row has no answer.
     """
-    forced = prompts.with_answers()
     row, column = answer_places(forced)
     log_probabilities_there = log_probabilities(logits_at(model, forced, row, column, vector))
     device = log_probabilities_there.device
-    ids = torch.tensor([token for answer in prompts.answers for token in answer])
+    ids = torch.tensor([token for answer in forced.answers for token in answer])
     return Forced(
         row=row.to(device),
         ids=ids.to(device),
-        first=torch.searchsorted(row, torch.arange(len(prompts))).to(device),
+        first=torch.searchsorted(row, torch.arange(len(forced))).to(device),
         log_probabilities=log_probabilities_there,
     )
 
@@ -282,16 +282,17 @@ def answer_places(forced: Prompts) -> tuple[Int[Tensor, " token"], Int[Tensor, "
     """The rows and the columns that predict the answers' tokens."""
     if not all(forced.answers):
         raise InvalidInput("These prompts have no answers; build them from a task.")
-    lengths = torch.tensor([len(answer) for answer in forced.answers])
-    row = torch.arange(len(forced)).repeat_interleave(lengths)
-    return row, forced.last[row] + torch.cat([torch.arange(int(n)) for n in lengths])
+    row = [number for number, answer in enumerate(forced.answers) for _ in answer]
+    offset = [place for answer in forced.answers for place in range(len(answer))]
+    rows = torch.tensor(row)
+    return rows, forced.last[rows] + torch.tensor(offset)
 
 
 def score_columns(
     model: TransformerBridge, prompts: Prompts, vector: TaskVector | None
 ) -> Float[Tensor, "batch score"]:
     """Each row's full-vocabulary, label-restricted and exact hit, log-probability, top token."""
-    forced = force(model, prompts, vector)
+    forced = force(model, prompts.with_answers(), vector)
     at_first = forced.log_probabilities[forced.first]
     columns = (
         forced.hits()[forced.first],
@@ -312,4 +313,3 @@ def _label_hits(
         return torch.zeros_like(answers, dtype=torch.bool)
     labels = prompts.first_label_tokens.to(log_probabilities.device)
     return labels[log_probabilities[:, labels].argmax(dim=-1)] == answers
-

@@ -1,7 +1,8 @@
 """Forward passes of a model under a task vector."""
 
 from mechtv.forward.memory import forget, full_passes, keep_at_most, steady
-from mechtv.forward.run import capture, in_batches, kept, last_logits, run
+from mechtv.forward.run import capture, in_batches, kept, last_logits, logits_at, run
+from mechtv.forward.scan import scan
 
 __all__ = [
     "capture",
@@ -11,6 +12,8 @@ __all__ = [
     "keep_at_most",
     "kept",
     "last_logits",
+    "logits_at",
     "run",
+    "scan",
     "steady",
 ]

@@ -22,7 +22,7 @@ _MASKS = ("attention_mask", "causal_mask", "causal_attention_mask")
 _POSITIONS = ("position_embeddings", "position_ids")
 
 
-class Unreplayable(Exception):  # noqa: N818 - it is a reason, not a fault
+class Unreplayable(Exception):
     """Why a pass cannot be cut; the full pass runs instead."""
 
 
@@ -58,15 +58,9 @@ class Part:
         return replace(self, tensor=x[:, keys] if self.form == "rows" else x[:, :n_queries])
 
     def side_by_side(self, n: int, width: int) -> "Part":
-        """`n` copies of the suffix in a row, each blind to the others; the prefix once.
-
-        Raises:
-            Unreplayable: for a mask that does not say which query sees which key.
-        """
+        """`n` copies of the suffix in a row, each blind to the others; the prefix once."""
         if n == 1:
             return self
-        if self.form == "rows":
-            raise Unreplayable("its blocks take a mask of tokens, which cannot part variants")
         if self.form == "positions":
             return replace(self, tensor=repeat(self.tensor, "b q ... -> b (n q) ...", n=n))
         past, own = self.tensor[..., :width], self.tensor[..., width:]
@@ -153,6 +147,13 @@ class Arguments:
             own.put(index, part, first_key)
 
     @property
+    def can_part_variants(self) -> bool:
+        """Whether a mask says which query sees which key, so that variants can be kept apart."""
+        return any(part.form == "bias" and not part.for_all_queries for part in self.parts) and all(
+            part.form != "rows" for part in self.parts
+        )
+
+    @property
     def nbytes(self) -> int:
         """The size of the tensors."""
         return sum(part.tensor.nbytes for part in self.parts)
@@ -181,7 +182,9 @@ class Recorder:
         marks = [self._mark(name, x) for name, x in zip(names, args, strict=False)]
         if len(args) > len(names):
             raise Unreplayable("its blocks take more arguments than they name")
-        self._calls.append((tuple(marks), {name: self._mark(name, x) for name, x in kwargs.items()}))
+        self._calls.append(
+            (tuple(marks), {name: self._mark(name, x) for name, x in kwargs.items()})
+        )
 
     def arguments(self) -> Arguments:
         """What was collected."""

@@ -19,7 +19,7 @@ _GROUPING = (slice(None), slice(None), None, slice(None), slice(None))
 
 
 class Joined:
-    """The tensor batch x head x (past, new) x d_head; each head stands for `repeats` query heads."""
+    """The tensor batch x head x (past, new) x d_head; a head stands for `repeats` query heads."""
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
@@ -54,6 +55,7 @@ class Memory:
         self.depth = 0
         self._obstacle: str | None = None
         self._weights: tuple[nn.Parameter, ...] = ()
+        self._points: tuple[HookPoint, ...] = ()
         self._stamp: Stamp | None = None
         self._checked = False
         self._whole_rows = False
@@ -68,6 +70,7 @@ class Memory:
         if not self.depth:
             self._obstacle = lasting_obstacle(model)
             self._weights = tuple(model.original_model.parameters())
+            self._points = tuple({id(p): p for p in model.hook_dict.values()}.values())
             self._checked = False
         self.depth += 1
 
@@ -75,7 +78,7 @@ class Memory:
         """End it."""
         self.depth -= 1
         if not self.depth:
-            self._weights = ()
+            self._weights, self._points = (), ()
 
     def cut(
         self,
@@ -97,8 +100,8 @@ class Memory:
         keys = suffix.keys()
         prefix = self._from_sets(keys, suffix, fitting.layer)
         if prefix is None:
-            share = fitting.share(prompts, model.cfg.n_layers)
-            if share > LARGEST_ONCE and not learning:
+            largest = LARGEST_SHARE if learning else LARGEST_ONCE
+            if fitting.share(prompts, model.cfg.n_layers) > largest:
                 return None
             prefix = self._from_batches(model, prompts, fitting, suffix, keys)
         if prefix is None:  # just found to be unfit
@@ -112,11 +115,16 @@ class Memory:
         prompts: Prompts,
         rectangle: Rectangle,
         *,
+        largest: float = LARGEST_SHARE,
         show: bool | None,
     ) -> Iterator[None]:
-        """Keep all of the prompts' prefixes inside the block, for passes over any of the rows."""
+        """Keep all of the prompts' prefixes inside the block, for passes over any of the rows.
+
+        Args:
+            largest: a rectangle that holds a larger share of the pass is not worth it.
+        """
         fitting = self._fitting(model, prompts, rectangle)
-        if fitting is None:
+        if fitting is None or fitting.share(prompts, model.cfg.n_layers) > largest:
             yield
             return
         suffix = Suffix.of(prompts, fitting)
@@ -129,7 +137,7 @@ class Memory:
             return
         prefix = self._made(model, prompts, fitting, suffix, show)
         if prefix is None:
-            with self.kept(model, prompts, rectangle, show=show):
+            with self.kept(model, prompts, rectangle, largest=largest, show=show):
                 yield
             return
         entry = {key: row for row, key in enumerate(suffix.keys())}, prefix
@@ -154,7 +162,7 @@ class Memory:
     ) -> Rectangle | None:
         if _FULL.get():
             return None
-        reason = self._obstacle or self._unfit or passing_obstacle(model, self._weights)
+        reason = self._obstacle or self._unfit or passing_obstacle(self._points, self._weights)
         if reason is not None:
             self._say(f"The full pass runs: {reason}.")
             return None
@@ -162,7 +170,7 @@ class Memory:
             self._keep_whole_rows("it has no cache of keys and values")
         if self._whole_rows:
             rectangle = rectangle.from_first_token(prompts)
-        return rectangle if rectangle.share(prompts, model.cfg.n_layers) <= LARGEST_SHARE else None
+        return rectangle
 
     def _from_sets(self, keys: Sequence[bytes], suffix: Suffix, layer: int) -> Prefix | None:
         for rows, prefix in reversed(self._sets):

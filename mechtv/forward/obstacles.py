@@ -22,18 +22,14 @@ def lasting_obstacle(model: TransformerBridge) -> str | None:
     return None
 
 
-def passing_obstacle(model: TransformerBridge, weights: Iterable[nn.Parameter]) -> str | None:
-    """What may stand in the way of one pass and not of the next.
-
-    Args:
-        weights: all of the model's.
-    """
-    for name, point in model.hook_dict.items():
+def passing_obstacle(points: Iterable[HookPoint], weights: Iterable[nn.Parameter]) -> str | None:
+    """What may stand in the way of one pass and not of the next: on these points, these weights."""
+    for point in points:
         any_hook = (
             point.fwd_hooks or point.bwd_hooks or point._forward_hooks or point._backward_hooks
         )
         if any_hook and _by_a_user(point):
-            return f"a hook stands at {name}"
+            return f"a hook stands at {point.name}"
     if torch.is_grad_enabled() and any(w.requires_grad for w in weights):
         return "gradients of the weights are wanted; freeze them, or use torch.no_grad()"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):

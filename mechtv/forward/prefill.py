@@ -11,9 +11,9 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers.cache_utils import DynamicCache
 
 from mechtv.forward.arguments import Recorder, Unreplayable
-from mechtv.forward.setting import device_of
 from mechtv.forward.prefix import Prefix
 from mechtv.forward.rectangle import Suffix
+from mechtv.forward.setting import device_of
 from mechtv.progress import progress
 
 BATCH_SIZE = 64

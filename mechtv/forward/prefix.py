@@ -47,6 +47,9 @@ class Prefix:
 
     def rows(self, index: Int[Tensor, " some"], width: int, length: int) -> "Prefix":
         """Some rows, with the last `width` columns before the suffix and its first `length`."""
+        everything = torch.equal(index, torch.arange(len(self)))
+        if everything and (width, length) == (self.width, self.length):
+            return self
         first = self.width - width
 
         def cut(past: Tensor) -> Tensor:
@@ -76,11 +79,7 @@ class Prefix:
         )
 
     def side_by_side(self, n: int) -> "Prefix":
-        """`n` copies of the suffix in each row, behind one prefix.
-
-        Raises:
-            Unreplayable: if the model's masks cannot part them.
-        """
+        """`n` copies of the suffix in each row, behind one prefix (see `can_part_variants`)."""
         if n == 1:
             return self
         return replace(
@@ -97,7 +96,9 @@ class Prefix:
             entering=tuple(x.new_zeros(n_rows, length, x.shape[2]) for x in self.entering),
             keys=tuple(_room(x, n_rows, width) for x in self.keys),
             values=tuple(_room(x, n_rows, width) for x in self.values),
-            arguments=self.arguments.map(lambda part: part.room_for(n_rows, length, width + length)),
+            arguments=self.arguments.map(
+                lambda part: part.room_for(n_rows, length, width + length)
+            ),
         )
 
     def put(self, index: Int[Tensor, " some"], other: "Prefix") -> None:

@@ -33,7 +33,7 @@ class Rectangle:
         sites: Iterable[tuple[Site, ActsOn]],
         places: tuple[Int[Tensor, " place"], Int[Tensor, " place"]] | None = None,
     ) -> "Rectangle":
-        """The smallest one that holds the sites, the places (rows, columns) and each last prompt token.
+        """The smallest that holds the sites, the places (rows, columns) and each last prompt token.
 
         Raises:
             InvalidInput: if a row is too short for a site's positions.

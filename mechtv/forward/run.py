@@ -30,7 +30,6 @@ from mechtv.vectors.layout import Layout
 from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
 
-
 Places = tuple[Int[Tensor, " place"], Int[Tensor, " place"]]
 
 
@@ -240,6 +239,8 @@ def _keep(
     site: Site,
     layout: Layout,
 ) -> None:
+    if site.heads is not None:
+        activation = activation[:, :, list(site.heads)]
     if site.positions == "all":
         taken[site] = activation
         return

@@ -38,9 +38,7 @@ class Objective(Protocol):
 
     prompts: Prompts
 
-    def prepared(
-        self, vector: TaskVector, show: bool | None
-    ) -> AbstractContextManager[None]:
+    def prepared(self, vector: TaskVector, show: bool | None) -> AbstractContextManager[None]:
         """Inside, the prompts have run once, for vectors with edits where this one has them."""
         ...
 
@@ -59,15 +57,16 @@ class Answer:
     def __init__(self, model: TransformerBridge, prompts: Prompts) -> None:
         self.model = model
         self.prompts = replace(prompts, labels=(), label_tokens=())  # labels are not scored
+        self._forced = self.prompts.with_answers()
 
     def prepared(self, vector: TaskVector, show: bool | None) -> AbstractContextManager[None]:
         """With the answers behind the prompts."""
-        forced = self.prompts.with_answers()
-        return kept(self.model, forced, vector, places=answer_places(forced), show=show)
+        places = answer_places(self._forced)
+        return kept(self.model, self._forced, vector, places=places, show=show)
 
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The cross-entropy of each row's answer."""
-        batch = self.prompts.select(rows.tolist())
+        batch = self._forced.select(rows.tolist())
         return -force(self.model, batch, vector).mean_log_probability()
 
     def score(self, vector: TaskVector) -> dict[str, float]:

@@ -135,6 +135,12 @@ class Edit:
                 f"of {features} dimension(s)"
                 f"{f', or one for each of the {slots} positions' if slots else ''}."
             )
+        heads = self.site.heads
+        if heads is not None and value.shape[-2] != len(heads):
+            raise InvalidInput(
+                f"A value of shape {tuple(value.shape)} does not fit the {len(heads)} head(s) of "
+                f"{self.site}; give one row for each."
+            )
 
     @property
     def width(self) -> int:

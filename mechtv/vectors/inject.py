@@ -20,8 +20,8 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.utilities import get_attention_mask
 
 from mechtv.errors import InvalidInput
-from mechtv.vectors.edits import Edit, Operation
-from mechtv.vectors.layout import ActsOn, Layout
+from mechtv.vectors.edits import Edit
+from mechtv.vectors.layout import ActsOn, Layout, Selection
 from mechtv.vectors.site import Site
 
 
@@ -73,12 +73,17 @@ def hook_point(model: TransformerBridge, site: Site) -> HookPoint:
     """The hook point of a site.
 
     Raises:
-        InvalidInput: if the model has no such layer, or its blocks lack the component.
+        InvalidInput: if the model has no such layer or head, or its blocks lack the component.
     """
     if site.layer >= model.cfg.n_layers:
         raise InvalidInput(
             f"layer={site.layer} does not exist: this model has layers 0 to "
             f"{model.cfg.n_layers - 1}."
+        )
+    if site.heads is not None and max(site.heads) >= model.cfg.n_heads:
+        raise InvalidInput(
+            f"Head {max(site.heads)} does not exist: this model has heads 0 to "
+            f"{model.cfg.n_heads - 1}."
         )
     point = model.get_hook_point(site.hook_name)
     if point is None:
@@ -100,8 +105,10 @@ def check_fits(model: TransformerBridge, edit: Edit) -> None:
             f"{'d_head' if at_heads else 'd_model'} is {width}; a vector fits only models of its "
             "own width."
         )
-    heads = edit.operation.tensors()["value"].shape[-2] if at_heads else model.cfg.n_heads
-    if heads != model.cfg.n_heads:
+    if not at_heads:
+        return
+    heads = edit.operation.tensors()["value"].shape[-2]
+    if edit.site.heads is None and heads != model.cfg.n_heads:
         raise InvalidInput(
             f"This vector has {heads} heads but the model has {model.cfg.n_heads}; give one value "
             "for each query head."
@@ -116,23 +123,65 @@ def _edit(
     acts_on: ActsOn,
     calls: "_Calls",
 ) -> Float[Tensor, "batch pos *feature"] | None:
-    return edited(activation, edit.operation, calls.layout(activation), edit.site, acts_on)
+    return edited(activation, edit, calls.layout(activation).select(edit.site, acts_on))
 
 
 def edited(
-    activation: Float[Tensor, "batch pos *feature"],
-    operation: Operation,
-    layout: Layout,
-    site: Site,
-    acts_on: ActsOn,
+    activation: Float[Tensor, "batch pos *feature"], edit: Edit, chosen: Selection
 ) -> Float[Tensor, "batch pos *feature"] | None:
-    """The activation with the operation applied at the site's positions, or None where none is."""
-    chosen = layout.select(site, acts_on)
+    """The activation with the edit made at the chosen places, or None where there are none."""
     row, column, slot = (x.to(activation.device) for x in (chosen.row, chosen.column, chosen.slot))
     if not len(row):
         return None
-    after = operation(activation[row, column], slot).to(activation.dtype)
-    return activation.index_put((row, column), after)
+    where: tuple[Tensor, ...] = (row, column)
+    if edit.site.heads is not None:
+        heads = torch.tensor(edit.site.heads, device=activation.device)
+        where = (row[:, None], column[:, None], heads)
+    after = edit.operation(activation[where], slot).to(activation.dtype)
+    return activation.index_put(where, after)
+
+
+@contextmanager
+def inject_side_by_side(
+    model: TransformerBridge, variants: Sequence[tuple[Sequence[Edit], ActsOn]], layout: Layout
+) -> Iterator[None]:
+    """Apply each variant's edits to its own columns: activations hold the variants in a row.
+
+    Args:
+        variants: what each variant edits, and on which tokens it acts.
+        layout: the columns of one variant.
+
+    Raises:
+        InvalidInput: if an edit names a layer, a head or a width that the model does not have.
+    """
+    by_point: dict[str, list[tuple[int, Edit, Selection]]] = {}
+    known: dict[tuple[object, ...], Selection] = {}
+    for number, (edits, acts_on) in enumerate(variants):
+        for edit in edits:
+            check_fits(model, edit)
+            places = (edit.site.positions, acts_on)
+            if places not in known:
+                known[places] = layout.select(edit.site, acts_on)
+            by_point.setdefault(edit.site.hook_name, []).append((number, edit, known[places]))
+    with ExitStack() as stack:
+        for made in by_point.values():
+            hook = partial(_edit_side_by_side, made=made, width=layout.prompt.shape[1])
+            stack.enter_context(hooked(model, made[0][1].site, hook))
+        yield
+
+
+def _edit_side_by_side(
+    activation: Float[Tensor, "batch pos *feature"],
+    hook: HookPoint,
+    *,
+    made: Sequence[tuple[int, Edit, Selection]],
+    width: int,
+) -> Float[Tensor, "batch pos *feature"]:
+    parts = list(activation.split(width, dim=1))
+    for number, edit, chosen in made:
+        after = edited(parts[number], edit, chosen)
+        parts[number] = parts[number] if after is None else after
+    return torch.cat(parts, dim=1)
 
 
 @dataclass

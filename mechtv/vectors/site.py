@@ -21,15 +21,17 @@ class Site:
         layer: the block, counted from 0.
         positions: counted from each row's own last real token, which is -1; or `"all"` real tokens.
             They are kept in rising order, (-3, -1), which is also the order of a value's rows.
+        heads: at `z`, the query heads, counted from 0 and kept in rising order; all if None.
 
     Raises:
-        InvalidInput: for an unknown component, a negative layer, or positions that are not
-            distinct negative numbers.
+        InvalidInput: for an unknown component, a negative layer, positions that are not distinct
+            negative numbers, or heads that are not distinct or stand elsewhere than at `z`.
     """
 
     layer: int
     component: Component = "resid_pre"
     positions: Positions = (-1,)
+    heads: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.component not in COMPONENTS:
@@ -39,6 +41,8 @@ class Site:
         if self.layer < 0:
             raise InvalidInput(f"layer={self.layer} is negative; layers count up from 0.")
         object.__setattr__(self, "positions", checked_positions(self.positions))
+        if self.heads is not None:
+            object.__setattr__(self, "heads", _checked_heads(self.heads, self.component))
 
     @property
     def hook_name(self) -> str:
@@ -48,7 +52,8 @@ class Site:
 
     def __str__(self) -> str:
         places = "all" if self.positions == "all" else ",".join(map(str, self.positions))
-        return f"{self.component}[{self.layer}] at {places}"
+        heads = "" if self.heads is None else f" heads {','.join(map(str, self.heads))}"
+        return f"{self.component}[{self.layer}]{heads} at {places}"
 
 
 def checked_positions(positions: object) -> Positions:
@@ -66,4 +71,18 @@ def checked_positions(positions: object) -> Positions:
             f"positions={positions!r} are not positions; use distinct negative numbers counted "
             'from the last real token (-1 is that token), or "all".'
         )
+    return tuple(sorted(numbers))
+
+
+def _checked_heads(heads: object, component: Component) -> tuple[int, ...]:
+    numbers = (heads,) if isinstance(heads, int) else heads
+    if component != "z":
+        raise InvalidInput(f"heads={heads!r} name heads, but {component} has none; use z.")
+    if (
+        not isinstance(numbers, (tuple, list, range))
+        or not numbers
+        or not all(isinstance(head, int) and head >= 0 for head in numbers)
+        or len(set(numbers)) != len(numbers)
+    ):
+        raise InvalidInput(f"heads={heads!r} are not heads; use distinct numbers from 0 on.")
     return tuple(sorted(numbers))

@@ -21,7 +21,8 @@ from mechtv.vectors.edits import OPERATIONS, Edit
 from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
 
-SCHEMA = "mechtv.task_vector/1"
+SCHEMA = "mechtv.task_vector/2"
+_OLDER = ("mechtv.task_vector/1",)  # knew no heads
 
 
 def save(vector: TaskVector, path: str | Path) -> Path:
@@ -65,6 +66,7 @@ def _header(vector: TaskVector) -> dict[str, str]:
             "component": edit.site.component,
             "layer": edit.site.layer,
             "positions": edit.site.positions,
+            "heads": edit.site.heads,
             "operation": edit.operation_name,
         }
         for edit in vector.edits
@@ -79,7 +81,7 @@ def _header(vector: TaskVector) -> dict[str, str]:
 
 def _read(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> TaskVector:
     schema = header.get("schema")
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, *_OLDER):
         raise InvalidInput(
             f"{str(path)!r} has the schema {schema!r}; this version of mechtv reads {SCHEMA!r}."
         )
@@ -106,10 +108,11 @@ def _tensors_of(index: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _read_edit(plain: Mapping[str, Any], tensors: dict[str, Tensor]) -> Edit:
-    positions = plain["positions"]
+    positions, heads = plain["positions"], plain.get("heads")
     site = Site(
         component=plain["component"],
         layer=plain["layer"],
         positions=positions if positions == "all" else tuple(positions),
+        heads=None if heads is None else tuple(heads),
     )
     return Edit(site=site, operation=OPERATIONS[plain["operation"]](**tensors))

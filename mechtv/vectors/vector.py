@@ -156,12 +156,13 @@ class TaskVector:
         return pd.DataFrame([dict(point) for point in self.card.curve])
 
     def table(self) -> pd.DataFrame:
-        """One row an edit: component, layer, positions, operation, shape, norm."""
+        """One row an edit: component, layer, positions, heads, operation, shape, norm."""
         return pd.DataFrame(
             {
                 "component": edit.site.component,
                 "layer": edit.site.layer,
                 "positions": str(edit.site.positions),
+                "heads": "all" if edit.site.heads is None else str(edit.site.heads),
                 "operation": edit.operation_name,
                 "tensor": name,
                 "shape": str(tuple(tensor.shape)),

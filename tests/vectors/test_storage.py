@@ -154,7 +154,7 @@ def test_the_header_says_where_a_vector_came_from(tmp_path: Path) -> None:
     with safe_open(everything().save(tmp_path / "vector"), framework="pt") as file:
         header = file.metadata()
         names = sorted(file.keys())
-    assert header["schema"] == "mechtv.task_vector/1"
+    assert header["schema"] == "mechtv.task_vector/2"
     assert header["acts_on"] == "both"
     edits = json.loads(header["edits"])
     assert edits[1] == {
@@ -251,7 +251,7 @@ def test_a_pickle_is_refused_and_never_read(tmp_path: Path) -> None:
     assert Trap.sprung, "the trap works"
 
 
-@pytest.mark.parametrize("schema", ["mechtv.task_vector/2", "other", "", None])
+@pytest.mark.parametrize("schema", ["mechtv.task_vector/3", "other", "", None])
 def test_an_unknown_schema_is_one_sentence(saved: Path, schema: str | None) -> None:
     sentence = refusal(rewritten(saved, schema=schema))
     assert f"has the schema {schema!r}; this version of mechtv reads" in sentence

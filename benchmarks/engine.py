@@ -1,0 +1,307 @@
+"""How much faster a pass is that recomputes only what its edits can change.
+
+Every row is a ratio of two medians measured in one run, turn by turn: the full hooked pass against
+the suffix engine, and the engine against the matrix products of its own shapes alone, which no
+implementation can beat. Run it on a quiet machine:
+
+    make bench                             (out/bench/engine.csv and .json)
+    python benchmarks/engine.py --pairs 9 --only step
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+import mechtv
+from mechtv.files import write_whole
+from mechtv.forward import forget, full_passes, keep_at_most, last_logits, scan
+from mechtv.forward.memory import memory_of
+from mechtv.methods.frozen import frozen
+from mechtv.methods.objectives import Answer
+from mechtv.tasks.prompts import Prompts
+from mechtv.vectors import Add, Card, Edit, Replace, Site, TaskVector
+
+N_TOKENS_OF_A_PROMPT = {"long": 64, "short": 4}
+
+
+def main() -> None:
+    options = _options()
+    torch.manual_seed(0)
+    if options.child:
+        print(json.dumps(_peak(options.child, options.scale)))
+        return
+    model = mechtv.open_model()
+    rows: list[dict[str, object]] = []
+    with frozen(model):
+        if options.only in (None, "step"):
+            middle, late = model.cfg.n_layers // 2, 3 * model.cfg.n_layers // 4
+            for layer, kind, batch in (
+                (middle, "long", 32),
+                (late, "long", 32),
+                (middle, "short", 64),
+                (middle, "long", 64),
+            ):
+                rows.append(_step(model, layer, N_TOKENS_OF_A_PROMPT[kind], batch, options.pairs))
+                print(rows[-1], file=sys.stderr, flush=True)
+        if options.only in (None, "scan"):
+            for template in ("{input} -> {answer}", "Q: {input}\nA: {answer}"):
+                rows.append(_scan(model, template, options.pairs))
+                print(rows[-1], file=sys.stderr, flush=True)
+    if options.only in (None, "memory"):
+        rows += _memory()
+    table = pd.DataFrame(rows)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    about = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processor": platform.processor() or platform.machine(),
+        "pairs": options.pairs,
+        "command": "python benchmarks/engine.py " + " ".join(sys.argv[1:]),
+    }
+    write_whole(out / "engine.csv", table.to_csv(index=False).encode())
+    found = {"about": about, "rows": rows}
+    write_whole(out / "engine.json", json.dumps(found, indent=1).encode())
+    print(table.to_string(index=False))
+
+
+# --- one learning step -------------------------------------------------------------------------
+
+
+def _step(model, layer: int, n_tokens: int, batch: int, pairs: int) -> dict[str, object]:
+    """-log p(answer) of a one-token answer, and its gradient in theta at the last token."""
+    prompts = _random_prompts(model, batch, n_tokens)
+    theta = torch.zeros(model.cfg.d_model, requires_grad=True)
+    vector = _vector(Edit(site=Site(layer=layer), operation=Add(value=theta)))
+    objective, rows = Answer(model, prompts), torch.arange(batch)
+
+    def step() -> None:
+        theta.grad = None
+        objective.loss(vector, rows).mean().backward()
+
+    def full() -> None:
+        with full_passes():
+            step()
+
+    products = _products(model, layer, batch, n_tokens)
+    with objective.prepared(vector, False):
+        full_s, engine_s, products_s = _turns(pairs, full, step, products)
+    return {
+        "what": "learning step",
+        "layer": layer,
+        "tokens": n_tokens,
+        "batch": batch,
+        "full_s": full_s,
+        "engine_s": engine_s,
+        "products_s": products_s,
+        "speedup": full_s / engine_s,
+        "speedup_limit": full_s / products_s,
+        "outside_products": 1 - products_s / engine_s,
+    }
+
+
+def _products(model, layer: int, batch: int, n_tokens: int) -> Callable[[], None]:
+    """The matrix products, attention and softmaxes of one such step, forward and backward."""
+    cfg = model.cfg
+    blocks = [
+        [w for w in model.blocks[i].original_component.parameters() if w.ndim == 2]
+        for i in range(layer, cfg.n_layers)
+    ]
+    widths = {size for weights in blocks for w in weights for size in w.shape}
+    inputs = {size: torch.randn(batch, size) for size in widths}
+    unembedding = model.unembed.original_component.weight
+    final, logits = torch.randn(batch, cfg.d_model), torch.randn(batch, cfg.d_vocab)
+    kv, group = cfg.n_key_value_heads, cfg.n_heads // cfg.n_key_value_heads
+    past = torch.randn(batch, kv, n_tokens, cfg.d_head)
+    queries = torch.randn(batch, kv, group, cfg.d_head)
+    scores = torch.randn(batch, kv, group, n_tokens)
+
+    def products() -> None:
+        for weights in blocks:
+            for w in weights:
+                torch.mm(inputs[w.shape[1]], w.T)
+            torch.matmul((queries @ past.mT).softmax(-1), past)
+        (final @ unembedding.T).log_softmax(-1)
+        logits.softmax(-1) @ unembedding
+        for weights in blocks:
+            torch.matmul(queries @ past.mT, past), scores.softmax(-1)
+            for w in weights:
+                torch.mm(inputs[w.shape[0]], w)
+
+    return products
+
+
+# --- a scan of all heads -----------------------------------------------------------------------
+
+
+def _scan(model, template: str, pairs: int) -> dict[str, object]:
+    """Each head's z at the last token replaced, over 25 ten-shot prompts: p(answer) per head."""
+    task = mechtv.get_task("present-past").with_template(template)
+    prompts = Prompts.of(model, task, shots=10, n=25)
+    heads = [(layer, h) for layer in range(model.cfg.n_layers) for h in range(model.cfg.n_heads)]
+    vectors = [
+        _vector(
+            Edit(
+                site=Site(component="z", layer=layer, heads=(head,)),
+                operation=Replace(value=torch.randn(1, model.cfg.d_head)),
+            )
+        )
+        for layer, head in heads
+    ]
+
+    def probability(logits: Tensor, batch: Prompts) -> Tensor:
+        answers = batch.first_answer_tokens[:, None]
+        return logits.log_softmax(-1).take_along_dim(answers, 1)[:, 0].exp()
+
+    some = [vectors[i] for i in range(0, len(vectors), len(vectors) // pairs)][:pairs]
+    engine, full = [], []
+    with torch.no_grad():
+        for vector in some:
+            with full_passes():
+                began = time.perf_counter()
+                one = probability(last_logits(model, prompts, vector), prompts)
+                full.append(time.perf_counter() - began)
+            if len(engine) < max(5, pairs // 2):
+                forget(model)
+                began = time.perf_counter()
+                found = scan(model, prompts, vectors, probability, show=False)
+                engine.append(time.perf_counter() - began)
+            error = (found[vectors.index(vector)] - one).abs().max()
+            assert error < 1e-4, f"the scan is off by {error}"
+    full_s, engine_s = len(vectors) * statistics.median(full), statistics.median(engine)
+    return {
+        "what": f"scan of {len(vectors)} heads, 25 ten-shot prompts {template!r}",
+        "tokens": int(prompts.lengths.float().mean()),
+        "batch": 25,
+        "full_s": full_s,
+        "engine_s": engine_s,
+        "speedup": full_s / engine_s,
+    }
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def _memory() -> list[dict[str, object]]:
+    """Peak memory above the model, in a process of its own for each size."""
+    rows = []
+    for what in ("extraction", "learning", "scan"):
+        for scale in (1, 2, 4):
+            command = [sys.executable, __file__, "--child", what, "--scale", str(scale)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            rows.append({"what": f"memory: {what}", **found})
+            print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def _peak(what: str, scale: int) -> dict[str, object]:
+    model = mechtv.open_model()
+    n = 32 * scale
+    prompts = _random_prompts(model, n, 64)
+    middle = model.cfg.n_layers // 2
+    theta = torch.zeros(model.cfg.d_model, requires_grad=True)
+    vector = _vector(Edit(site=Site(layer=middle), operation=Add(value=theta)))
+    last_logits(model, prompts.select([0]))  # whatever a first pass leaves behind
+    kept = 0
+    before = _reset_peak()
+    with frozen(model):
+        if what == "extraction":
+            from mechtv.forward import capture, in_batches
+
+            site = Site(layer=middle)
+            with torch.no_grad():
+                states = in_batches(
+                    prompts, lambda b: capture(model, b, [site])[site], batch_size=32, show=False
+                )
+            kept = states.nbytes
+        elif what == "learning":
+            objective = Answer(model, prompts)
+            with keep_at_most(2**34), objective.prepared(vector, False):
+                kept = memory_of(model).nbytes
+                for rows in torch.arange(n).split(32):
+                    objective.loss(vector, rows).mean().backward()
+        else:
+            edits = [
+                Edit(
+                    site=Site(component="z", layer=middle, heads=(h % model.cfg.n_heads,)),
+                    operation=Replace(value=torch.zeros(1, model.cfg.d_head)),
+                )
+                for h in range(32)
+            ]
+            with torch.no_grad():
+                found = scan(
+                    model,
+                    prompts,
+                    [_vector(edit) for edit in edits],
+                    lambda logits, _: logits.max(-1).values,
+                    batch_size=32,
+                    n_bytes=2**27,
+                    show=False,
+                )
+            kept = found.nbytes
+    return {
+        "tokens": 64,
+        "batch": n,
+        "kept_mb": kept / 1e6,
+        "peak_mb": (_status("VmHWM") - before) / 1e3,
+    }
+
+
+def _reset_peak() -> int:
+    """Forget the highest resident size so far (Linux), and give the size now, in kB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+# --- what all share ----------------------------------------------------------------------------
+
+
+def _random_prompts(model, n: int, length: int) -> Prompts:
+    ids = torch.randint(100, model.cfg.d_vocab, (n, length)).tolist()
+    return Prompts.from_ids(model, ids, answers=tuple((1000 + i,) for i in range(n)))
+
+
+def _vector(*edits: Edit) -> TaskVector:
+    return TaskVector(edits=edits, card=Card(method="benchmark"))
+
+
+def _turns(pairs: int, *runs: Callable[[], None]) -> list[float]:
+    """The median seconds of each, run in turns after one turn to warm up."""
+    seconds: list[list[float]] = [[] for _ in runs]
+    for turn in range(pairs + 1):
+        for run, own in zip(runs, seconds, strict=True):
+            began = time.perf_counter()
+            run()
+            if turn:
+                own.append(time.perf_counter() - began)
+    return [statistics.median(own) for own in seconds]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=5, help="how many turns are timed")
+    parser.add_argument("--only", choices=["step", "scan", "memory"], help="one part alone")
+    parser.add_argument("--out", default="out/bench", help="the folder for CSV and JSON")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--scale", type=int, default=1, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Many vectors over the same prompts: heads to ablate, perturbed vectors, layers, one by one.
+
+The prompts run once. Then the vectors are run side by side: each row of prompts carries one copy of
+its last columns for each vector, all of them behind one prefix, which is never copied. Use `run`
+for one vector.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+from mechtv.errors import InvalidInput
+from mechtv.forward.memory import Memory, steady
+from mechtv.forward.prefix import Prefix, replay
+from mechtv.forward.rectangle import Rectangle
+from mechtv.forward.run import last_logits
+from mechtv.forward.setting import layout_of
+from mechtv.forward.unembed import unembedded
+from mechtv.progress import progress_bar
+from mechtv.tasks.prompts import Prompts
+from mechtv.vectors.inject import check_fits, inject_side_by_side
+from mechtv.vectors.layout import Layout
+from mechtv.vectors.vector import TaskVector
+
+LARGEST_SHARE = 0.9  # so many passes begin from the prompts that nearly any saving is worth it
+MOST_COLUMNS = 256  # more would spend more on attention between variants, all of it masked
+
+Measure = Callable[[Float[Tensor, "batch token"], Prompts], Shaped[Tensor, "batch ..."]]
+
+
+def scan(
+    model: TransformerBridge,
+    prompts: Prompts,
+    vectors: Sequence[TaskVector],
+    measure: Measure | None = None,
+    *,
+    tokens: Int[Tensor, " token"] | None = None,
+    batch_size: int = 64,
+    n_bytes: int = 2**30,
+    title: str = "vectors",
+    show: bool | None = None,
+) -> Shaped[Tensor, "vector batch ..."]:
+    """What each vector by itself does to the logits at each prompt's last token.
+
+    Args:
+        vectors: any; those that begin at one layer run together, so give many at once.
+        measure: what is kept of one vector's logits on some rows, such as a probability; row by
+            row. The logits themselves if None.
+        tokens: the tokens whose logits are wanted; the whole vocabulary if None.
+        batch_size: prompts at a time, whose prefixes are kept meanwhile.
+        n_bytes: about how much memory the vectors that run together may take, prefixes aside.
+
+    Returns:
+        One entry a vector, in their order; each as `measure` returns it, over all prompts.
+
+    Raises:
+        InvalidInput: for no vectors, a vector that does not fit the model, or a budget or batch
+            size below 1.
+    """
+    if not vectors:
+        raise InvalidInput("There are no vectors to scan; give at least one.")
+    for name, value in (("batch_size", batch_size), ("n_bytes", n_bytes)):
+        if value < 1:
+            raise InvalidInput(f"{name}={value} is too small; use 1 or more.")
+    for vector in vectors:
+        for edit in vector.edits:
+            check_fits(model, edit)
+    batches = prompts.lengths.argsort(stable=True).split(batch_size)
+    keep = measure or (lambda logits, _: logits)
+    parts = []
+    total = len(vectors) * len(batches)
+    with steady(model) as memory, progress_bar(title=title, total=total, show=show) as bar:
+        for rows in batches:
+            batch = prompts.select(rows.tolist())
+            found: dict[int, Tensor] = {}
+            for number, logits in _each(memory, model, batch, vectors, tokens, n_bytes):
+                found[number] = keep(logits, batch)
+                bar.update()
+            parts.append(torch.stack([found[number] for number in range(len(vectors))]))
+    return torch.cat(parts, dim=1)[:, torch.cat(list(batches)).argsort().to(parts[0].device)]
+
+
+def _each(
+    memory: Memory,
+    model: TransformerBridge,
+    prompts: Prompts,
+    vectors: Sequence[TaskVector],
+    tokens: Int[Tensor, " token"] | None,
+    n_bytes: int,
+) -> Iterator[tuple[int, Float[Tensor, "batch token"]]]:
+    """Each vector's number and its logits, in some order."""
+    layout = layout_of(prompts, model)
+    touched = [(site, vector.acts_on) for vector in vectors for site in vector.sites]
+    rectangle = Rectangle.around(prompts, layout, touched)
+    with memory.kept(model, prompts, rectangle, largest=LARGEST_SHARE, show=False):
+        cut = memory.cut(model, prompts, rectangle, learning=False)
+        if cut is None:
+            yield from _one_by_one(model, prompts, enumerate(vectors), tokens)
+            return
+        last = prompts.last - cut.suffix.start
+        inner = cut.suffix.layout(layout)
+        for layer, group in _by_first_layer(vectors):
+            prefix = cut.prefix.from_layer(layer)
+            size = _at_once(model, prefix, tokens, n_bytes)
+            for first in range(0, len(group), size):
+                some = group[first : first + size]
+                logits = _side_by_side(
+                    model, prefix, [vectors[n] for n in some], inner, last, tokens
+                )
+                yield from zip(some, logits, strict=True)
+
+
+def _side_by_side(
+    model: TransformerBridge,
+    prefix: Prefix,
+    vectors: Sequence[TaskVector],
+    layout: Layout,
+    last: Int[Tensor, " batch"],
+    tokens: Int[Tensor, " token"] | None,
+) -> Float[Tensor, "vector batch token"]:
+    variants = [(vector.edits, vector.acts_on) for vector in vectors]
+    with inject_side_by_side(model, variants, layout):
+        states = replay(model, prefix.side_by_side(len(vectors)))
+    each = rearrange(states, "b (v s) d -> v b s d", v=len(vectors))
+    row = torch.arange(len(last), device=each.device)
+    return unembedded(model, each[:, row, last.to(each.device)], tokens)
+
+
+def _one_by_one(
+    model: TransformerBridge,
+    prompts: Prompts,
+    vectors: Iterable[tuple[int, TaskVector]],
+    tokens: Int[Tensor, " token"] | None,
+) -> Iterator[tuple[int, Float[Tensor, "batch token"]]]:
+    for number, vector in vectors:
+        yield number, last_logits(model, prompts, vector, tokens=tokens)
+
+
+def _by_first_layer(vectors: Sequence[TaskVector]) -> list[tuple[int, list[int]]]:
+    """The numbers of the vectors that begin at one layer, layer by layer."""
+
+    def first_layer(number: int) -> int:
+        return min(site.layer for site in vectors[number].sites)
+
+    order = sorted(range(len(vectors)), key=first_layer)
+    return [(layer, list(group)) for layer, group in groupby(order, key=first_layer)]
+
+
+def _at_once(
+    model: TransformerBridge,
+    prefix: Prefix,
+    tokens: Int[Tensor, " token"] | None,
+    n_bytes: int,
+) -> int:
+    """How many vectors run side by side within the budget; at least one."""
+    cfg = model.cfg
+    n_tokens = cfg.d_vocab if tokens is None else len(tokens)
+    n_rows, length = len(prefix), prefix.length
+    activations = length * (8 * cfg.d_model + 4 * (cfg.d_mlp or 4 * cfg.d_model))
+    scores = 4 * length * cfg.n_heads * (prefix.width + MOST_COLUMNS)
+    each = n_rows * (activations + scores + 3 * n_tokens) * cfg.dtype.itemsize
+    most = 1 if not prefix.arguments.can_part_variants else max(1, MOST_COLUMNS // length)
+    return max(1, min(most, n_bytes // each))
