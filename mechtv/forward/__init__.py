@@ -2,7 +2,7 @@
 
 from mechtv.forward.memory import forget, full_passes, keep_at_most, steady
 from mechtv.forward.run import capture, in_batches, kept, last_logits, logits_at, run
-from mechtv.forward.scan import scan
+from mechtv.forward.variants import scan
 
 __all__ = [
     "capture",
