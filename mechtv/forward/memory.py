@@ -57,7 +57,7 @@ class Memory:
         self._weights: tuple[nn.Parameter, ...] = ()
         self._points: tuple[HookPoint, ...] = ()
         self._stamp: Stamp | None = None
-        self._checked = False
+        self._looked = False
         self._whole_rows = False
         self._unfit: str | None = None
         self._said: set[str] = set()
@@ -71,7 +71,7 @@ class Memory:
             self._obstacle = lasting_obstacle(model)
             self._weights = tuple(model.original_model.parameters())
             self._points = tuple({id(p): p for p in model.hook_dict.values()}.values())
-            self._checked = False
+            self._looked = False
         self.depth += 1
 
     def leave(self) -> None:
@@ -155,22 +155,35 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """The size of what is kept."""
-        return sum(prefix.nbytes for prefix in self._batches.values())
+        kept = [*self._batches.values(), *(prefix for _, prefix in self._sets)]
+        return sum(prefix.nbytes for prefix in kept)
 
     def _fitting(
         self, model: TransformerBridge, prompts: Prompts, rectangle: Rectangle
     ) -> Rectangle | None:
         if _FULL.get():
             return None
+        self._look(model)
         reason = self._obstacle or self._unfit or passing_obstacle(self._points, self._weights)
         if reason is not None:
             self._say(f"The full pass runs: {reason}.")
             return None
-        if not self._whole_rows and not takes_a_cache(model):
-            self._keep_whole_rows("it has no cache of keys and values")
         if self._whole_rows:
             rectangle = rectangle.from_first_token(prompts)
         return rectangle
+
+    def _look(self, model: TransformerBridge) -> None:
+        """Forget all about the model if its weights are others than they were."""
+        if self._looked:
+            return
+        now = stamp(model)
+        if now != self._stamp:
+            self.forget()
+            self._unfit, self._whole_rows = None, False
+            self._kinds.clear()
+            if not takes_a_cache(model):
+                self._keep_whole_rows("it has no cache of keys and values")
+        self._stamp, self._looked = now, True
 
     def _from_sets(self, keys: Sequence[bytes], suffix: Suffix, layer: int) -> Prefix | None:
         for rows, prefix in reversed(self._sets):
@@ -187,11 +200,6 @@ class Memory:
         suffix: Suffix,
         keys: Sequence[bytes],
     ) -> Prefix | None:
-        if not self._checked:
-            now = stamp(model)
-            if now != self._stamp:
-                self._batches.clear()
-            self._stamp, self._checked = now, True
         key = b"".join(keys)
         found = self._batches.get(key)
         if found is None or found.layer > rectangle.layer:
