@@ -91,6 +91,8 @@ class Part:
         if self.form == "bias":
             queries, keys = part.tensor.shape[2:]
             self.tensor[where, :, :queries, first_key : first_key + keys] = part.tensor
+        elif self.form == "rows":
+            self.tensor[where, first_key : first_key + part.tensor.shape[1]] = part.tensor
         else:
             self.tensor[where, : part.tensor.shape[1]] = part.tensor
 
@@ -148,10 +150,15 @@ class Arguments:
 
     @property
     def can_part_variants(self) -> bool:
-        """Whether a mask says which query sees which key, so that variants can be kept apart."""
-        return any(part.form == "bias" and not part.for_all_queries for part in self.parts) and all(
-            part.form != "rows" for part in self.parts
-        )
+        """Whether every block gets a mask of who sees whom, so that variants can be kept apart."""
+
+        def has_mask(call: tuple[tuple[Any, ...], Mapping[str, Any]]) -> bool:
+            marks = [mark for mark in (*call[0], *call[1].values()) if isinstance(mark, _Part)]
+            parts = [self.parts[mark.index] for mark in marks]
+            masks = [part for part in parts if part.form == "bias" and not part.for_all_queries]
+            return bool(masks) and all(part.form != "rows" for part in parts)
+
+        return all(map(has_mask, self.calls))
 
     @property
     def nbytes(self) -> int:

@@ -27,6 +27,11 @@ def prefill(
     Raises:
         Unreplayable: if the model's blocks cannot be called again for a part of their columns.
     """
+    with torch.inference_mode(False), torch.no_grad():
+        return _in_batches(model, suffix, layer, show)
+
+
+def _in_batches(model: TransformerBridge, suffix: Suffix, layer: int, show: bool | None) -> Prefix:
     before, inside = suffix.lengths().T
     order = (inside * suffix.tokens.shape[1] + before).argsort(stable=True)
     chunks = order.split(BATCH_SIZE)
@@ -62,8 +67,6 @@ def _one_pass(model: TransformerBridge, suffix: Suffix, layer: int) -> Prefix:
         entering.append(hidden[:, suffix.width :].clone())
 
     with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
         for block in list(model.blocks)[layer:]:
             hook = partial(note, block=block)
             stack.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)

@@ -72,6 +72,8 @@ def logits_at(
     tokens: Int[Tensor, " token"] | None = None,
 ) -> Float[Tensor, "place token"]:
     """The logits at any places, each a row and a column; otherwise as `run`."""
+    row, column = row.cpu(), column.cpu()
+    _check_inside(prompts, column)
     layout = layout_of(prompts, model)
     with steady(model) as memory:
         cut = _cut(memory, model, prompts, vector, places=(row, column))
@@ -194,6 +196,16 @@ def in_batches(
         for rows in progress(chunks, title=title, show=show, total=len(chunks))
     ]
     return torch.cat(parts)[order.argsort()]
+
+
+def _check_inside(prompts: Prompts, column: Int[Tensor, " place"]) -> None:
+    width = prompts.tokens.shape[1]
+    outside = column[(column < 0) | (column >= width)]
+    if len(outside):
+        raise InvalidInput(
+            f"Column {int(outside[0])} does not exist in prompts of {width} columns; use 0 to "
+            f"{width - 1}."
+        )
 
 
 def _cut(

@@ -6,6 +6,7 @@ for one vector.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -53,7 +54,8 @@ def scan(
             row. The logits themselves if None.
         tokens: the tokens whose logits are wanted; the whole vocabulary if None.
         batch_size: prompts at a time, whose prefixes are kept meanwhile.
-        n_bytes: about how much memory the vectors that run together may take, prefixes aside.
+        n_bytes: about how much memory the vectors that run together may take, beside the prefixes
+            and what is returned.
 
     Returns:
         One entry a vector, in their order; each as `measure` returns it, over all prompts.
@@ -106,7 +108,9 @@ def _each(
         inner = cut.suffix.layout(layout)
         for layer, group in _by_first_layer(vectors):
             prefix = cut.prefix.from_layer(layer)
-            size = _at_once(model, prefix, tokens, n_bytes)
+            size = _at_once(model, prefix, tokens, n_bytes) if len(group) > 1 else 1
+            if size > 1 and not memory.stands_side_by_side(model, replace(cut, prefix=prefix)):
+                size = 1
             for first in range(0, len(group), size):
                 some = group[first : first + size]
                 logits = _side_by_side(
@@ -164,5 +168,4 @@ def _at_once(
     activations = length * (8 * cfg.d_model + 4 * (cfg.d_mlp or 4 * cfg.d_model))
     scores = 4 * length * cfg.n_heads * (prefix.width + MOST_COLUMNS)
     each = n_rows * (activations + scores + 3 * n_tokens) * cfg.dtype.itemsize
-    most = 1 if not prefix.arguments.can_part_variants else max(1, MOST_COLUMNS // length)
-    return max(1, min(most, n_bytes // each))
+    return max(1, min(MOST_COLUMNS // length, n_bytes // each))

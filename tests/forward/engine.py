@@ -7,7 +7,7 @@ import pytest
 from builders import tiny
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.forward.memory import Memory, memory_of
+from mechtv.forward.memory import _FULL, Memory, memory_of
 
 
 def frozen_tiny(family: str, **overrides: object) -> TransformerBridge:
@@ -16,6 +16,15 @@ def frozen_tiny(family: str, **overrides: object) -> TransformerBridge:
     for weight in model.original_model.parameters():
         weight.requires_grad_(False)
     return model
+
+
+@contextmanager
+def all_cut(monkeypatch: pytest.MonkeyPatch, expected: bool = True) -> Iterator[None]:
+    """Check that every pass inside the block that is not told to be full is cut (or none is)."""
+    with counted(monkeypatch) as passes:
+        yield
+    assert passes.cut + passes.full > 0
+    assert not (passes.full if expected else passes.cut)
 
 
 class Passes:
@@ -32,8 +41,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Passes]:
 
     def cut(self: Memory, *args: object, **kwargs: object) -> object:
         found = original(self, *args, **kwargs)  # type: ignore[arg-type]
-        passes.cut += found is not None
-        passes.full += found is None
+        if not _FULL.get():
+            passes.cut += found is not None
+            passes.full += found is None
         return found
 
     with monkeypatch.context() as patch:

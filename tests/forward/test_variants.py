@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from builders import FAMILIES, N_HEADS, N_LAYERS
-from forward.engine import frozen_tiny
+from forward.engine import frozen_tiny, reasons
 from torch import Tensor
 from torch.testing import assert_close
 from vectors.naive import additive, by_hand, noise, operation, random_ids, vector_of
@@ -55,12 +55,65 @@ def one_by_one(model, prompts, vectors) -> Tensor:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("positions", [(-1,), (-3, -1)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_side_by_side_is_one_by_one(family: str, positions: tuple[int, ...], side: str) -> None:
+def test_side_by_side_is_one_by_one(
+    family: str, positions: tuple[int, ...], side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = shared(family)
     prompts = Prompts.from_ids(model, IDS, padding_side=side)
     vectors = many(model, positions)
+    sizes = watched(monkeypatch)
     found = scan(model, prompts, vectors, show=False)
+    assert (max(sizes, default=0) > 4) == (family != "native")
     assert_close(found, one_by_one(model, prompts, vectors), **EXACT)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many vectors run at once, each time that some do."""
+    sizes: list[int] = []
+    original = module._side_by_side
+
+    def side_by_side(model, prefix, some, *rest):
+        sizes.append(len(some))
+        return original(model, prefix, some, *rest)
+
+    monkeypatch.setattr(module, "_side_by_side", side_by_side)
+    return sizes
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "bloom", "neox", "native"])
+def test_whole_rows_stand_side_by_side_too(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = shared(family)
+    prompts = Prompts.from_ids(model, IDS)
+    vectors = [additive(model, layer=2, positions="all", seed=seed) for seed in range(5)]
+    sizes = watched(monkeypatch)
+    found = scan(model, prompts, vectors, show=False)
+    assert sizes == ([1] * 5 if family == "native" else [5])
+    assert_close(found, one_by_one(model, prompts, vectors), **EXACT)
+
+
+def test_blocks_that_mix_neighbours_run_one_vector_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = frozen_tiny("llama")
+    layer = model.original_model.model.layers[1]
+    original = layer.mlp.forward
+
+    def mixing(hidden: Tensor) -> Tensor:
+        before = torch.nn.functional.pad(hidden, (0, 0, 1, 0))[:, :-1]
+        return original(hidden) + (0.5 * before if mixing.on else 0)
+
+    mixing.on = True
+    vars(layer.mlp)["forward"] = mixing
+    prompts = Prompts.from_ids(model, IDS)
+    vectors = [additive(model, layer=2, seed=1), additive(model, layer=1, positions="all", seed=2)]
+    vectors += [additive(model, layer=1, positions="all", seed=seed) for seed in range(3)]
+    sizes = watched(monkeypatch)
+    found = scan(model, prompts, vectors, show=False)
+    assert set(sizes) <= {1}
+    assert_close(found, one_by_one(model, prompts, vectors), **EXACT)
+    assert any(
+        "one by one" in line or "positions are recomputed" in line for line in reasons(caplog)
+    )
 
 
 def test_a_heads_edit_is_what_its_formula_says() -> None:
@@ -113,14 +166,7 @@ def test_neither_the_budget_nor_the_batches_matter(
     model = shared("llama")
     prompts = Prompts.from_ids(model, IDS)
     vectors = many(model)
-    sizes = []
-    original = module._side_by_side
-
-    def watched(model, prefix, some, *rest):
-        sizes.append(len(some))
-        return original(model, prefix, some, *rest)
-
-    monkeypatch.setattr(module, "_side_by_side", watched)
+    sizes = watched(monkeypatch)
     found = scan(model, prompts, vectors, batch_size=batch_size, n_bytes=n_bytes, show=False)
     assert_close(found, one_by_one(model, prompts, vectors), **EXACT)
     assert (max(sizes) == 1) == (n_bytes == 1)
@@ -160,6 +206,27 @@ def test_gradients_flow_to_every_vector() -> None:
         with full_passes():
             logits = torch.stack([last_logits(model, prompts, vector) for vector in vectors])
         assert_close(ours, torch.autograd.grad(logits.square().sum(), values), **EXACT)
+
+
+def test_a_users_hook_is_obeyed_by_every_vector() -> None:
+    model, prompts = frozen_tiny("llama"), Prompts.from_ids(shared("llama"), IDS)
+    vectors = [additive(model, layer=2, seed=seed) for seed in range(3)]
+    with model.hooks([("blocks.0.hook_mlp_out", lambda x, hook: 2 * x)]):
+        found = scan(model, prompts, vectors, show=False)
+        assert torch.equal(found, one_by_one(model, prompts, vectors))
+
+
+def test_an_error_while_measuring_leaves_nothing_behind() -> None:
+    model, prompts = frozen_tiny("llama"), Prompts.from_ids(shared("llama"), IDS)
+
+    def fail(logits: Tensor, batch: Prompts) -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        scan(model, prompts, many(model), fail, show=False)
+    assert not any(p.fwd_hooks for p in model.hook_dict.values())
+    found = scan(model, prompts, many(model), show=False)
+    assert_close(found, one_by_one(model, prompts, many(model)), **EXACT)
 
 
 @pytest.mark.parametrize(
