@@ -6,8 +6,10 @@ import pytest
 import torch
 from evaluation.invented import LABELS, model_of, task_of
 from evaluation.naive import naive_logits, row_of
+from forward.engine import all_cut
 
 from mechtv.evaluation import dntp, evaluate
+from mechtv.forward import full_passes
 from mechtv.methods import learned
 from mechtv.tasks.prompts import Prompts
 
@@ -236,3 +238,24 @@ def test_the_dntp_score_is_what_dntp_says(monkeypatch):
         assert score["validation_loss"] == pytest.approx(measured.value, abs=1e-12)
 
     inside_learn(monkeypatch, check, model, task, init=2.0, **OBJECTIVES["dntp over labels"])
+
+
+# --- prompts that ran once ---
+
+
+@pytest.mark.parametrize("site", ["last token", "heads"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_prepared_prompts_do_not_run_again(objective, site, monkeypatch):
+    def check(start, as_vector, training, validation):
+        for one in (training, validation):
+            vector = as_vector(start)
+            with one.prepared(vector, False), all_cut(monkeypatch), monkeypatch.context() as patch:
+                patch.setattr("mechtv.forward.fitness.prefill", lambda *_, **__: pytest.fail("ran"))
+                found = one.loss(vector, ROWS)
+                score = one.score(vector)
+            with full_passes():
+                torch.testing.assert_close(found, one.loss(vector, ROWS), atol=1e-10, rtol=1e-10)
+                assert score == pytest.approx(one.score(vector), abs=1e-9)
+
+    model, task = model_of("llama"), task_of()
+    inside_learn(monkeypatch, check, model, task, **SITES[site], **OBJECTIVES[objective])
