@@ -17,12 +17,11 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.analysis.lens import top_tokens
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.accuracy import Evaluation, score
+from mechtv.evaluation.accuracy import Evaluation, score_and_distribution
 from mechtv.evaluation.dntp import (
     Divergence,
     answer_space,
     kl_divergence,
-    next_token_log_probabilities,
     restricted,
 )
 from mechtv.evaluation.provenance import Provenance
@@ -224,25 +223,15 @@ class _Scorer:
         self.in_context = Prompts.of(model, task, shots=shots, n=n, seed=seed)
         self.provenance = Provenance.of(model, task, seed)
         self.tokens = answer_space(model, task)
-        self.reference = self._distribution(self.in_context, None)
+        self._in_context = self._scored("in-context", None)
+        self.reference = self._in_context[1]
 
     def prompts(self, name: str) -> Prompts:
         return self.in_context if name == "in-context" else self.zero_shot
 
     def setting(self, name: str, layer: int | None, vector: TaskVector | None) -> Setting:
-        prompts = self.prompts(name)
-        evaluation = score(
-            self.model,
-            prompts,
-            vector,
-            task=self.task.name,
-            setting=name,
-            shots=self.shots if name == "in-context" else 0,
-            split="test",
-            provenance=self.provenance,
-            progress=self.progress,
-        )
-        given = self._distribution(prompts, vector)
+        known = name == "in-context"
+        evaluation, given = self._in_context if known else self._scored(name, vector)
         favourites = () if vector is None else tuple(top_tokens(self.model, vector)["token"])
         return Setting(
             name=name,
@@ -256,10 +245,20 @@ class _Scorer:
             top_tokens=favourites,
         )
 
-    def _distribution(
-        self, prompts: Prompts, vector: TaskVector | None
-    ) -> Float[Tensor, "query d_vocab"]:
-        return next_token_log_probabilities(self.model, prompts, vector, None, show=self.progress)
+    def _scored(
+        self, name: str, vector: TaskVector | None
+    ) -> tuple[Evaluation, Float[Tensor, "query d_vocab"]]:
+        return score_and_distribution(
+            self.model,
+            self.prompts(name),
+            vector,
+            task=self.task.name,
+            setting=name,
+            shots=self.shots if name == "in-context" else 0,
+            split="test",
+            provenance=self.provenance,
+            progress=self.progress,
+        )
 
     def _divergence(
         self, name: str, given: Tensor, over: str, tokens: Int[Tensor, " token"] | None

@@ -35,6 +35,8 @@ from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
 from mechtv.vectors.vector import TaskVector
 
+N_SCORES = 5
+
 ScoreName = Literal["full vocabulary", "label-restricted", "exact match", "log-probability"]
 
 
@@ -199,18 +201,57 @@ def score(
     progress: bool | None = None,
 ) -> Evaluation:
     """`evaluate` for prompts that are already built."""
+    evaluation, _ = score_and_distribution(
+        model,
+        prompts,
+        vector,
+        task=task,
+        setting=setting,
+        shots=shots,
+        split=split,
+        provenance=provenance,
+        tokens=torch.empty(0, dtype=torch.long),
+        batch_size=batch_size,
+        progress=progress,
+    )
+    return evaluation
+
+
+def score_and_distribution(
+    model: TransformerBridge,
+    prompts: Prompts,
+    vector: TaskVector | None = None,
+    *,
+    task: str,
+    setting: str,
+    shots: int,
+    split: str,
+    provenance: Provenance = UNKNOWN,
+    tokens: Int[Tensor, " token"] | None = None,
+    batch_size: int = 64,
+    progress: bool | None = None,
+) -> tuple[Evaluation, Float[Tensor, "query token"]]:
+    """The scores, and the log-probabilities of the first answer token, from the same passes.
+
+    Args:
+        tokens: whose log-probabilities are wanted (not renormalised); the whole vocabulary if None.
+    """
     if prompts.labels:
         _ = prompts.first_label_tokens  # labels that share a token are refused before any pass
+
+    def compute(batch: Prompts) -> Float[Tensor, "batch column"]:
+        forced = force(model, batch.with_answers(), vector)
+        first = forced.log_probabilities[forced.first]
+        kept = first if tokens is None else first[:, tokens.to(first.device)]
+        return torch.cat([_scores(forced, batch), kept.cpu().double()], dim=1)
+
     with torch.no_grad(), steady(model):
         columns = in_batches(
-            prompts,
-            lambda batch: score_columns(model, batch, vector),
-            batch_size=batch_size,
-            title=f"{setting}, {task}",
-            show=progress,
+            prompts, compute, batch_size=batch_size, title=f"{setting}, {task}", show=progress
         )
-    correct, correct_label, exact, log_probability, predicted = columns.numpy().T
-    return Evaluation(
+    scores, distribution = columns[:, :N_SCORES], columns[:, N_SCORES:]
+    correct, correct_label, exact, log_probability, predicted = scores.numpy().T
+    evaluation = Evaluation(
         task=task,
         setting=setting,
         shots=shots,
@@ -223,6 +264,7 @@ def score(
         predictions=tuple(model.tokenizer.decode([int(token)]) for token in predicted),
         provenance=provenance,
     )
+    return evaluation, distribution
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -292,7 +334,10 @@ def score_columns(
     model: TransformerBridge, prompts: Prompts, vector: TaskVector | None
 ) -> Float[Tensor, "batch score"]:
     """Each row's full-vocabulary, label-restricted and exact hit, log-probability, top token."""
-    forced = force(model, prompts.with_answers(), vector)
+    return _scores(force(model, prompts.with_answers(), vector), prompts)
+
+
+def _scores(forced: Forced, prompts: Prompts) -> Float[Tensor, "batch score"]:
     at_first = forced.log_probabilities[forced.first]
     columns = (
         forced.hits()[forced.first],
