@@ -44,11 +44,15 @@ def main(
         keys = [common | {"task": name} | one for one in tries]
         for key in keys:
             if not _has(cells, key):
-                cells = pd.concat([cells, pd.DataFrame([key | _cell(opened, key)])])
+                cells = pd.concat(
+                    [cells, pd.DataFrame([key | _cell(opened, key)])], ignore_index=True
+                )
                 _write(out / "learned_cells.csv", cells)
         done = cells[[any(_same(row, key) for key in keys) for _, row in cells.iterrows()]]
         others = tuned[tuned["task"] != name] if len(tuned) else tuned
-        tuned = pd.concat([others, pd.DataFrame([_best(opened, name, done, shots, seed)])])
+        tuned = pd.concat(
+            [others, pd.DataFrame([_best(opened, name, done, shots, seed)])], ignore_index=True
+        )
         _write(out / "learned_tuned.csv", tuned)
 
 
