@@ -101,8 +101,7 @@ class _Keeping(DynamicCache):
     ) -> tuple[Tensor, Tensor]:
         """Hand back what came in."""
         if layer_idx >= self._layer:
-            kept = key_states[:, :, : self._width], value_states[:, :, : self._width]
-            self._kept[layer_idx] = kept[0].clone(), kept[1].clone()
+            self._kept[layer_idx] = _own(key_states, self._width), _own(value_states, self._width)
         return key_states, value_states
 
     def in_order(self, n_blocks: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -111,6 +110,11 @@ class _Keeping(DynamicCache):
             raise Unreplayable("not all of its blocks keep keys and values in a cache")
         pairs = [self._kept[index] for index in sorted(self._kept)]
         return tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs)
+
+
+def _own(states: Tensor, width: int) -> Tensor:
+    """A copy of the first columns, laid out as attention multiplies them."""
+    return states[:, :, :width].clone(memory_format=torch.contiguous_format)
 
 
 def _options(model: TransformerBridge) -> frozenset[str]:

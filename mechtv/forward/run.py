@@ -83,9 +83,9 @@ def logits_at(
             return logits if tokens is None else logits[:, tokens.to(logits.device)]
         with declared_layout(model, cut.suffix.layout(layout)), applied(vector, model):
             states = replay(model, cut.prefix)
-        column = column - cut.suffix.start[row]
-        states = states[row.to(states.device), column.to(states.device)]
-        return unembedded(model, states[None], tokens)[0]
+        there = row * states.shape[1] + column - cut.suffix.start[row]
+        chosen = states.flatten(0, 1).index_select(0, there.to(states.device))
+        return unembedded(model, chosen[None], tokens)[0]
 
 
 def last_logits(

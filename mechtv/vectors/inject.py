@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
@@ -133,12 +134,16 @@ def edited(
     row, column, slot = (x.to(activation.device) for x in (chosen.row, chosen.column, chosen.slot))
     if not len(row):
         return None
-    where: tuple[Tensor, ...] = (row, column)
-    if edit.site.heads is not None:
+    flat = rearrange(activation, "b p ... -> (b p) ...")
+    there = row * activation.shape[1] + column  # one index: its gradient is far cheaper than two's
+    before = flat.index_select(0, there)
+    if edit.site.heads is None:
+        after = edit.operation(before, slot).to(activation.dtype)
+    else:
         heads = torch.tensor(edit.site.heads, device=activation.device)
-        where = (row[:, None], column[:, None], heads)
-    after = edit.operation(activation[where], slot).to(activation.dtype)
-    return activation.index_put(where, after)
+        some = edit.operation(before.index_select(1, heads), slot).to(activation.dtype)
+        after = before.index_copy(1, heads, some)
+    return flat.index_copy(0, there, after).reshape(activation.shape)
 
 
 @contextmanager
