@@ -32,6 +32,7 @@ from mechtv.forward import (
     run,
     steady,
 )
+from mechtv.methods.frozen import frozen
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors import Add, Edit, Linear, Site
 
@@ -709,3 +710,36 @@ def _runs(model) -> list[tuple[int, ...]]:
     functools.update_wrapper(forward, original)
     inner.forward = forward
     return seen
+
+
+# --- the real model ---
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("layer", [0, 15, 29])
+@pytest.mark.parametrize("positions", [(-1,), (-3, -2, -1)])
+def test_the_default_models_logits_are_those_of_the_full_pass(
+    model, layer: int, positions: tuple[int, ...], side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["jump -> jumped, walk -> walked, talk ->", "one, two, three, four, five, six,", "The"]
+    prompts = Prompts.from_texts(model, [*texts[:2], texts[0] + " talked, look ->"])
+    if side == "right":
+        ids = [row[real].tolist() for row, real in zip(prompts.tokens, prompts.mask, strict=True)]
+        prompts = Prompts.from_ids(model, ids, padding_side="right")
+    generator = torch.Generator().manual_seed(0)
+    value = 30 * torch.randn(len(positions), 576, generator=generator)  # of the stream's size
+    with frozen(model):
+        value = value.requires_grad_()
+        edit = Edit(site=Site(layer=layer, positions=positions), operation=Add(value=value))
+        results = []
+        with all_cut(monkeypatch):
+            results.append(last_logits(model, prompts, vector_of(edit)))
+        with full_passes():
+            results.append(last_logits(model, prompts, vector_of(edit)))
+        gradients = [torch.autograd.grad(x.log_softmax(-1)[:, 7].sum(), value)[0] for x in results]
+    assert_close(*(x.detach() for x in results), atol=1e-4, rtol=0)
+    assert_close(*gradients, atol=1e-4, rtol=0)
+    assert (gradients[0] - gradients[1]).norm() < 1e-3 * gradients[1].norm()
+    plain = last_logits(model, prompts)
+    assert (results[1] - plain).abs().max() > 0.1

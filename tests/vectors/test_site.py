@@ -101,3 +101,27 @@ def test_a_vector_that_was_not_trained_has_no_curve() -> None:
     card = Card(method="learned", curve=({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}))
     curve = TaskVector(edits=(edit,), card=card).training_curve()
     assert curve.loss.tolist() == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("heads", [(), (0, 0), (-1,), 1.5, ("a",)])
+def test_what_is_no_head_is_one_sentence(heads: object) -> None:
+    with pytest.raises(InvalidInput, match="are not heads; use distinct numbers from 0 on"):
+        Site(component="z", layer=0, heads=heads)  # type: ignore[arg-type]
+
+
+def test_heads_stand_at_z_alone() -> None:
+    with pytest.raises(InvalidInput, match="name heads, but mlp_out has none; use z"):
+        Site(component="mlp_out", layer=0, heads=(0,))
+
+
+def test_heads_are_kept_in_rising_order_and_shown() -> None:
+    site = Site(component="z", layer=3, heads=[4, 1])  # type: ignore[arg-type]
+    assert site.heads == (1, 4)
+    assert str(site) == "z[3] heads 1,4 at -1"
+    assert site != Site(component="z", layer=3)
+
+
+def test_a_value_has_a_row_for_each_head() -> None:
+    site = Site(component="z", layer=0, heads=(1, 4))
+    with pytest.raises(InvalidInput, match=r"does not fit the 2 head\(s\) of z\[0\] heads 1,4"):
+        Edit(site=site, operation=Add(value=torch.ones(3, 8)))

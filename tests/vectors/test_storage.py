@@ -161,6 +161,7 @@ def test_the_header_says_where_a_vector_came_from(tmp_path: Path) -> None:
         "component": "resid_post",
         "layer": 1,
         "positions": [-3, -1],
+        "heads": None,
         "operation": "replace",
     }
     assert [edit["operation"] for edit in edits] == ["add", "replace", "affine", "linear", "add"]
@@ -398,3 +399,16 @@ def test_the_tests_of_files_use_every_component_of_a_model() -> None:
     assert {type(edit.operation) for edit in vector.edits} == {Add, Replace, Affine, Linear}
     assert vector.edits[-1].operation.value.shape[1:] == feature(model, "z")
     assert additive(model).edits[0].width == vector.edits[0].width
+
+
+def test_heads_are_saved_and_older_files_act_on_all(tmp_path: Path) -> None:
+    site = Site(component="z", layer=1, heads=(2, 0))
+    edit = Edit(site=site, operation=Replace(value=torch.ones(2, 4)))
+    path = TaskVector(edits=(edit,), card=CARD).save(tmp_path / "heads.safetensors")
+    assert TaskVector.load(path).sites == (site,)
+    assert TaskVector.load(path).sites[0].heads == (0, 2)
+    with safe_open(path, framework="pt") as file:
+        edits = json.loads(file.metadata()["edits"])
+    del edits[0]["heads"]
+    old = rewritten(path, schema="mechtv.task_vector/1", edits=json.dumps(edits))
+    assert TaskVector.load(old).sites[0].heads is None
