@@ -263,7 +263,7 @@ def test_the_vector_that_is_returned_is_that_of_the_best_epoch():
     """So long steps that the validation score gets worse after it was best."""
     model, task = model_of(), task_of(LABELS)
     options = {"epochs": 6, "patience": 6, "n_train": 8, "batch_size": 2}
-    vector = learn(model, task, step_size=3.0, schedule="constant", **options)
+    vector = learn(model, task, step_size=6.0, schedule="constant", **options)
     curve = vector.training_curve()
     ranks = list(zip(curve.validation_accuracy, -curve.validation_loss, strict=True))
     best = ranks.index(max(ranks))

@@ -148,15 +148,15 @@ def test_batches_hold_rows_of_like_length_and_come_in_random_order():
     lengths = [1 + row % 9 for row in range(40)]
     answers = tuple((6,) * (1 + row % 2) for row in range(40))
     prompts = prompts_of(lengths, answers)
-    totals = [length + len(answer) for length, answer in zip(lengths, answers, strict=True)]
+    sizes = [(len(answer), length) for length, answer in zip(lengths, answers, strict=True)]
     rng = torch.Generator().manual_seed(0)
     first, second = ([batch.tolist() for batch in like_lengths(prompts, 5, rng)] for _ in range(2))
     for batches in (first, second):
         assert [len(batch) for batch in batches] == [5] * 8
         assert sorted(chain(*batches)) == list(range(40))
-        ranges = [sorted(totals[row] for row in batch) for batch in batches]
-        assert sum(own[-1] - own[0] for own in ranges) <= 9, "a pool is sorted before it is cut"
-        assert ranges != sorted(ranges)
+        cut = [sorted(sizes[row] for row in batch) for batch in batches]
+        assert [*chain(*sorted(cut))] == sorted(sizes), "a pool is sorted before it is cut"
+        assert cut != sorted(cut)
     assert {frozenset(batch) for batch in first} != {frozenset(batch) for batch in second}
 
 
