@@ -6,7 +6,6 @@ for one vector.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -106,11 +105,12 @@ def _each(
             return
         last = prompts.last - cut.suffix.start
         inner = cut.suffix.layout(layout)
-        for layer, group in _by_first_layer(vectors):
+        groups = _by_first_layer(vectors)
+        several = any(len(group) > 1 for _, group in groups)
+        apart = several and memory.stands_side_by_side(model, cut)
+        for layer, group in groups:
             prefix = cut.prefix.from_layer(layer)
-            size = _at_once(model, prefix, tokens, n_bytes) if len(group) > 1 else 1
-            if size > 1 and not memory.stands_side_by_side(model, replace(cut, prefix=prefix)):
-                size = 1
+            size = _at_once(model, prefix, tokens, n_bytes) if apart else 1
             for first in range(0, len(group), size):
                 some = group[first : first + size]
                 logits = _side_by_side(
