@@ -42,6 +42,7 @@ def _in_batches(model: TransformerBridge, suffix: Suffix, layer: int, show: bool
         part = _one_pass(model, suffix.select(rows.tolist()), layer)
         whole = part.room_for(len(suffix), suffix.width, suffix.length) if whole is None else whole
         whole.put(rows, part)
+        del part  # not beside the next batch's
     assert whole is not None
     return whole
 
