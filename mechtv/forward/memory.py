@@ -133,8 +133,7 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """The size of what is kept."""
-        kept = [*self._batches.values(), *(prefix for _, prefix in self._sets)]
-        return sum(prefix.nbytes for prefix in kept)
+        return sum(prefix.nbytes for prefix in self._batches.values()) + self._size_of_sets()
 
     def _fitting(
         self, model: TransformerBridge, prompts: Prompts, rectangle: Rectangle

@@ -76,7 +76,7 @@ def logits_at(
     _check_inside(prompts, column)
     layout = layout_of(prompts, model)
     with steady(model) as memory:
-        cut = _cut(memory, model, prompts, vector, places=(row, column))
+        cut = _cut(memory, model, prompts, vector, layout, places=(row, column))
         if cut is None:
             with declared_layout(model, layout), applied(vector, model):
                 logits = full_logits(model, prompts, row, column)
@@ -127,7 +127,7 @@ def capture(
     with ExitStack() as stack:
         memory = stack.enter_context(steady(model))
         whole = any(site.positions == "all" for site in sites)
-        cut = None if whole else _cut(memory, model, prompts, vector, sites=sites)
+        cut = None if whole else _cut(memory, model, prompts, vector, layout, sites=sites)
         if cut is not None:
             layout = cut.suffix.layout(layout)
         stack.enter_context(declared_layout(model, layout))
@@ -163,7 +163,8 @@ def kept(
         show: a bar; by default none.
     """
     with steady(model) as memory:
-        rectangle = _rectangle(model, prompts, vector, places=places, sites=sites)
+        layout = layout_of(prompts, model)
+        rectangle = _rectangle(prompts, vector, layout, places=places, sites=sites)
         with memory.kept(model, prompts, rectangle, show=show):
             yield
 
@@ -213,6 +214,7 @@ def _cut(
     model: TransformerBridge,
     prompts: Prompts,
     vector: TaskVector | None,
+    layout: Layout,
     *,
     places: Places | None = None,
     sites: Sequence[Site] = (),
@@ -226,21 +228,21 @@ def _cut(
         hook_point(model, site)
     tensors = [x for edit in vector.edits for x in edit.operation.tensors().values()]
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    rectangle = _rectangle(model, prompts, vector, places=places, sites=sites)
+    rectangle = _rectangle(prompts, vector, layout, places=places, sites=sites)
     return memory.cut(model, prompts, rectangle, learning=learning)
 
 
 def _rectangle(
-    model: TransformerBridge,
     prompts: Prompts,
     vector: TaskVector,
+    layout: Layout,
     *,
     places: Places | None,
     sites: Sequence[Site],
 ) -> Rectangle:
     touched = [(site, vector.acts_on) for site in vector.sites]
     touched += [(site, "prompt") for site in sites]
-    return Rectangle.around(prompts, layout_of(prompts, model), touched, places)
+    return Rectangle.around(prompts, layout, touched, places)
 
 
 def _keep(

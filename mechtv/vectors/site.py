@@ -1,5 +1,6 @@
 """Where in the model an edit acts: a component of one layer, at chosen token positions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -60,29 +61,32 @@ def checked_positions(positions: object) -> Positions:
     """Positions in their one form: `"all"`, or distinct negative numbers in rising order."""
     if positions == "all":
         return "all"
-    numbers = (positions,) if isinstance(positions, int) else positions
-    if (
-        not isinstance(numbers, (tuple, list, range))
-        or not numbers
-        or not all(isinstance(p, int) and p < 0 for p in numbers)
-        or len(set(numbers)) != len(numbers)
-    ):
+    numbers = _distinct(positions, lambda position: position < 0)
+    if numbers is None:
         raise InvalidInput(
             f"positions={positions!r} are not positions; use distinct negative numbers counted "
             'from the last real token (-1 is that token), or "all".'
         )
-    return tuple(sorted(numbers))
+    return numbers
 
 
 def _checked_heads(heads: object, component: Component) -> tuple[int, ...]:
-    numbers = (heads,) if isinstance(heads, int) else heads
     if component != "z":
         raise InvalidInput(f"heads={heads!r} name heads, but {component} has none; use z.")
+    numbers = _distinct(heads, lambda head: head >= 0)
+    if numbers is None:
+        raise InvalidInput(f"heads={heads!r} are not heads; use distinct numbers from 0 on.")
+    return numbers
+
+
+def _distinct(given: object, allowed: Callable[[int], bool]) -> tuple[int, ...] | None:
+    """One or several distinct allowed numbers in rising order; None if they are not that."""
+    numbers = (given,) if isinstance(given, int) else given
     if (
         not isinstance(numbers, (tuple, list, range))
         or not numbers
-        or not all(isinstance(head, int) and head >= 0 for head in numbers)
+        or not all(isinstance(number, int) and allowed(number) for number in numbers)
         or len(set(numbers)) != len(numbers)
     ):
-        raise InvalidInput(f"heads={heads!r} are not heads; use distinct numbers from 0 on.")
+        return None
     return tuple(sorted(numbers))
