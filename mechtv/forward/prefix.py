@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from mechtv.forward.arguments import Arguments
 from mechtv.forward.joined import Joined
+from mechtv.forward.linear import few_rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,10 +124,12 @@ def replay(
     n_blocks = (model.cfg.n_layers if last_layer is None else last_layer + 1) - prefix.layer
     cache = _Replayed(prefix) if prefix.width else None
     hidden = prefix.entering[0].clone()  # some families write into their input
-    for index in range(n_blocks):
-        args, kwargs = prefix.arguments.fill(index, hidden, cache)
-        output = model.blocks[prefix.layer + index](*args, **kwargs)
-        hidden = output[0] if isinstance(output, tuple) else output
+    blocks = list(model.blocks)[prefix.layer :][:n_blocks]
+    with few_rows(block.original_component for block in blocks):
+        for index, block in enumerate(blocks):
+            args, kwargs = prefix.arguments.fill(index, hidden, cache)
+            output = block(*args, **kwargs)
+            hidden = output[0] if isinstance(output, tuple) else output
     return hidden
 
 

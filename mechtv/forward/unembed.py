@@ -5,6 +5,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
+from mechtv.forward.linear import few_rows
+
 
 def unembedded(
     model: TransformerBridge,
@@ -14,7 +16,8 @@ def unembedded(
     """The final norm, the unembedding and the soft cap, for some tokens or the whole vocabulary."""
     normed = model.ln_final(states)
     if tokens is None:
-        logits: Tensor = model.unembed(normed)
+        with few_rows([model.unembed.original_component]):
+            logits: Tensor = model.unembed(normed)
     else:
         chosen = tokens.to(normed.device)
         logits = normed @ model.W_U[:, chosen]
