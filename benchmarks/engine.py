@@ -19,10 +19,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
+from transformer_lens.model_bridge.generalized_components.linear import LinearBridge
 
 import mechtv
 from mechtv.files import write_whole
@@ -105,6 +107,7 @@ def _step(model, layer: int, n_tokens: int, batch: int, pairs: int) -> dict[str,
     products = _products(model, layer, batch, n_tokens)
     with objective.prepared(vector, False):
         all_s, full_s, engine_s, products_s = _turns(pairs, all_logits, full, step, products)
+        inside = statistics.median(_share_inside(model, layer, step) for _ in range(2 * pairs))
     return {
         "what": "learning step",
         "layer": layer,
@@ -117,7 +120,53 @@ def _step(model, layer: int, n_tokens: int, batch: int, pairs: int) -> dict[str,
         "speedup_all_logits": all_s / engine_s,
         "speedup_limit": full_s / products_s,
         "outside_products": 1 - products_s / engine_s,
+        "outside": 1 - inside,
     }
+
+
+def _share_inside(model, layer: int, step: Callable[[], None]) -> float:
+    """Which share of one step is spent in products, attention and the unembedding, both ways."""
+    seconds = [0.0]
+    mlps = [model.blocks[i].mlp for i in range(layer, model.cfg.n_layers)]
+    watched = [model.blocks[i].attn for i in range(layer, model.cfg.n_layers)]
+    watched += [part for mlp in mlps for part in mlp.modules() if type(part) is LinearBridge]
+    with ExitStack() as stack:
+        for module in (*watched, model.unembed):
+            vars(module)["forward"] = partial(_timed, module.forward, seconds)
+            stack.callback(vars(module).pop, "forward")
+        began = time.perf_counter()
+        step()
+        return seconds[0] / (time.perf_counter() - began)
+
+
+def _timed(forward: Callable[..., Any], seconds: list[float], *args: Any, **kwargs: Any) -> Any:
+    """Call `forward`; its time, and that of its gradients, is added to `seconds`."""
+    given = kwargs.get("hidden_states", args[0] if args else None)
+    marked = _Clock.apply(given, seconds, 1)
+    if "hidden_states" in kwargs:
+        kwargs["hidden_states"] = marked
+    else:
+        args = (marked, *args[1:])
+    began = time.perf_counter()
+    output = forward(*args, **kwargs)
+    seconds[0] += time.perf_counter() - began
+    if isinstance(output, tuple):
+        return _Clock.apply(output[0], seconds, -1), *output[1:]
+    return _Clock.apply(output, seconds, -1)
+
+
+class _Clock(torch.autograd.Function):
+    """The identity; when its gradient passes, the time is added with a sign."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, seconds: list[float], sign: int) -> Tensor:
+        ctx.seconds, ctx.sign = seconds, sign
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ctx.seconds[0] += ctx.sign * time.perf_counter()
+        return gradient, None, None
 
 
 def _products(model, layer: int, batch: int, n_tokens: int) -> Callable[[], None]:
