@@ -5,8 +5,8 @@ Task Vectors*, section 3); `add` adds the mean difference between the k-shot and
 ("Vanilla TV" of *Task Vectors, Learned Not Extracted*, section 3).
 """
 
-from operator import index
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, SupportsIndex, get_args
 
 import torch
 from jaxtyping import Float
@@ -16,9 +16,11 @@ from transformer_lens.model_bridge import TransformerBridge
 from mechtv.errors import InvalidInput
 from mechtv.forward.run import capture, in_batches
 from mechtv.methods.cards import card_for
+from mechtv.methods.layers import as_layers
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
 from mechtv.vectors.edits import Add, Edit, Operation, Replace
+from mechtv.vectors.inject import hook_point
 from mechtv.vectors.site import Component, Site
 from mechtv.vectors.vector import TaskVector
 
@@ -28,8 +30,9 @@ How = Literal["replace", "add"]
 def extract_hidden_state(
     model: TransformerBridge,
     task: Task,
-    layer: int | None = None,
+    layer: int | Sequence[int] | None = None,
     *,
+    positions: int | Sequence[int] = -1,
     shots: int = 8,
     operation: How = "replace",
     component: Component = "resid_pre",
@@ -37,11 +40,12 @@ def extract_hidden_state(
     seed: int = 0,
     progress: bool | None = None,
 ) -> TaskVector:
-    """The mean last-token state of `n` k-shot prompts with dummy queries.
+    """The mean states of `n` k-shot prompts with dummy queries, at their last token.
 
     Args:
-        layer: where the state is read and written; the middle block if None. Choose it on
-            `validation`.
+        layer: where the states are read and written, one block or several; the middle one if None.
+            Choose it on `validation`, e.g. with `choose_layer`.
+        positions: the tokens whose states are read and written, counted from the last one (-1).
         shots: demonstrations in each prompt.
         operation: `replace` the zero-shot state, or `add` the mean difference.
         component: what is read and written; the input of the block by default.
@@ -49,11 +53,12 @@ def extract_hidden_state(
             among its own demonstrations. Fewer if the training split is smaller.
 
     Returns:
-        A vector with one edit at the last token; its value is `d_model` wide.
+        A vector with one edit a layer; its value is `d_model` wide, or one such row for each of
+        several positions.
 
     Raises:
-        InvalidInput: for an unknown operation, no shots, a layer that the model lacks, or a pool
-            that is too small.
+        InvalidInput: for an unknown operation, no shots, a layer that the model lacks, a prompt
+            too short for a position, or a pool that is too small.
     """
     if operation not in get_args(How):
         raise InvalidInput(f"operation={operation!r} is unknown; use 'replace' or 'add'.")
@@ -61,37 +66,60 @@ def extract_hidden_state(
         raise InvalidInput(
             f"shots={shots} leaves nothing to extract; use 1 or more demonstrations."
         )
-    layer = model.cfg.n_layers // 2 if layer is None else index(layer)
-    site = Site(component=component, layer=layer)
+    if isinstance(positions, str):
+        raise InvalidInput(
+            f'positions="{positions}" names no single tokens to read states at; use numbers such '
+            "as (-2, -1)."
+        )
+    layers = as_layers(model.cfg.n_layers // 2 if layer is None else layer)
+    places = (positions,) if isinstance(positions, SupportsIndex) else tuple(positions)
+    sites = [Site(component=component, layer=number, positions=places) for number in layers]
+    for site in sites:
+        hook_point(model, site)
     n = min(n, len(task.splits(seed).train))
 
-    def mean_state(k: int) -> Float[Tensor, "*feature"]:
+    def mean_states(k: int) -> list[Float[Tensor, "*slot_feature"]]:
         prompts = Prompts.of(model, task, split="train", shots=k, n=n, seed=seed)
-        with torch.no_grad():
-            states = in_batches(
-                prompts,
-                lambda batch: capture(model, batch, [site])[site][:, 0],
-                title=f"{k}-shot states of {task.name}",
-                show=progress,
-            )
-        return _wide(states).mean(dim=0)
+        return _means(model, prompts, sites, title=f"{k}-shot states of {task.name}", show=progress)
 
-    in_context = mean_state(shots)
-    edit: Operation
+    edits: list[Operation]
     if operation == "replace":
-        edit = Replace(value=in_context)
+        edits = [Replace(value=value) for value in mean_states(shots)]
     else:
-        edit = Add(value=in_context - mean_state(0))
+        pairs = zip(mean_states(shots), mean_states(0), strict=True)
+        edits = [Add(value=in_context - zero_shot) for in_context, zero_shot in pairs]
     settings = {
-        "layer": layer,
+        "layer": layers[0] if len(layers) == 1 else layers,
+        "positions": sites[0].positions,
         "component": component,
         "shots": shots,
         "operation": operation,
         "n": n,
     }
     card = card_for(model, task, method="hidden_state", settings=settings, seed=seed)
-    return TaskVector(edits=(Edit(site=site, operation=edit),), card=card)
+    made = zip(sites, edits, strict=True)
+    return TaskVector(edits=tuple(Edit(site=s, operation=e) for s, e in made), card=card)
 
 
-def _wide(states: Float[Tensor, "prompt *feature"]) -> Float[Tensor, "prompt *feature"]:
+def _means(
+    model: TransformerBridge,
+    prompts: Prompts,
+    sites: Sequence[Site],
+    *,
+    title: str,
+    show: bool | None,
+) -> list[Float[Tensor, "*slot_feature"]]:
+    """For each site the mean state over the prompts: one, or one a position."""
+
+    def states(batch: Prompts) -> Float[Tensor, "batch site slot *feature"]:
+        taken = capture(model, batch, sites)
+        return torch.stack([_wide(taken[site]) for site in sites], dim=1)
+
+    with torch.no_grad():
+        means = in_batches(prompts, states, title=title, show=show).mean(dim=0)
+    one = len(sites[0].positions) == 1
+    return [mean[0] if one else mean for mean in means]
+
+
+def _wide(states: Float[Tensor, "batch slot *feature"]) -> Float[Tensor, "batch slot *feature"]:
     return states if states.dtype == torch.float64 else states.float()

@@ -8,8 +8,7 @@ and no in-context reference to train towards.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from operator import index
-from typing import Literal, SupportsIndex, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -21,6 +20,7 @@ from mechtv.evaluation.dntp import Over
 from mechtv.forward.setting import device_of
 from mechtv.methods.cards import card_for
 from mechtv.methods.frozen import frozen
+from mechtv.methods.layers import as_layers
 from mechtv.methods.norms import residual_norms
 from mechtv.methods.objectives import Answer, MatchDistribution, MatchState, Objective
 from mechtv.methods.training import Plan, train
@@ -71,8 +71,6 @@ class LearnSettings:
                     f"{name}={getattr(self, name)!r} is unknown; use one of "
                     f"{', '.join(get_args(known))}."
                 )
-        if not self.layers or len(set(self.layers)) != len(self.layers):
-            raise InvalidInput(f"layer={self.layers} must name one or more distinct layers.")
         for name, least in (("epochs", 1), ("batch_size", 1), ("patience", 1), ("shots", 0)):
             if getattr(self, name) < least:
                 raise InvalidInput(
@@ -162,7 +160,7 @@ def learn(
             short for the positions or too long for the context.
     """
     n_layers = model.cfg.n_layers
-    layers = _as_layers(n_layers // 2 if layer is None else layer)
+    layers = as_layers(n_layers // 2 if layer is None else layer)
     settings = LearnSettings(
         layers=layers,
         positions=checked_positions(positions),
@@ -229,11 +227,6 @@ def learn(
 
 
 _NO_CARD = Card(method="learned")
-
-
-def _as_layers(layer: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
-    layers = [layer] if isinstance(layer, SupportsIndex) else list(layer)
-    return tuple(sorted(map(index, layers)))
 
 
 def _objective(

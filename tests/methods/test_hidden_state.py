@@ -58,6 +58,20 @@ def test_the_value_is_the_mean_of_single_passes(family, component, layer, hook, 
     assert not vector.value().requires_grad
 
 
+@pytest.mark.parametrize("operation", ["replace", "add"])
+def test_several_layers_and_positions_are_what_each_is_alone(operation):
+    model, task = model_of("gpt2"), task_of()
+    options = {"shots": 2, "n": 5, "operation": operation}
+    several = extract_hidden_state(model, task, (2, 0), positions=(-1, -3), **options)
+    assert several.sites == tuple(Site(layer=layer, positions=(-3, -1)) for layer in (0, 2))
+    for edit in several.edits:
+        for slot, position in enumerate((-3, -1)):
+            alone = extract_hidden_state(
+                model, task, edit.site.layer, positions=position, **options
+            ).value()
+            torch.testing.assert_close(edit.operation.value[slot], alone, atol=1e-12, rtol=0)
+
+
 def test_the_defaults_are_the_middle_block_eight_shots_and_replacement():
     model, task = tiny("llama", max_position_embeddings=400), task_of(LABELS)
     vector = extract_hidden_state(model, task, n=2)
@@ -125,7 +139,8 @@ def test_the_card_says_how_to_make_the_vector_again():
     assert card.dtype == "float64"
     settings = json.loads(json.dumps(card.settings))
     assert settings == {
-        "layer": 2, "component": "resid_pre", "shots": 2, "operation": "add", "n": 3
+        "layer": 2, "positions": [-1], "component": "resid_pre",
+        "shots": 2, "operation": "add", "n": 3,
     }  # fmt: skip
     again = extract_hidden_state(model, task, **settings, seed=card.seed)
     assert torch.equal(vector.value(), again.value())
@@ -154,6 +169,10 @@ def test_a_saved_vector_evaluates_as_before(operation, tmp_path):
         ({"layer": 3}, "layer=3 does not exist: this model has layers 0 to 2"),
         ({"layer": -1}, "layer=-1 is negative"),
         ({"component": "resid_mid"}, "component='resid_mid' is unknown"),
+        ({"positions": "all"}, 'positions="all" names no single tokens'),
+        ({"positions": (-1, -1)}, "are not positions; use distinct negative numbers"),
+        ({"positions": -99}, "Position -99 does not exist in a prompt"),
+        ({"layer": (1, 1)}, "must name one or more distinct layers"),
         ({"n": 0}, "n=0 examples"),
         ({"shots": 24}, "shots=24 demonstrations .* holds 23 besides the query"),
     ],
