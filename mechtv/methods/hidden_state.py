@@ -6,7 +6,7 @@ Task Vectors*, section 3); `add` adds the mean difference between the k-shot and
 """
 
 from collections.abc import Sequence
-from typing import Literal, SupportsIndex, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
 from mechtv.vectors.edits import Add, Edit, Operation, Replace
 from mechtv.vectors.inject import hook_point
-from mechtv.vectors.site import Component, Site
+from mechtv.vectors.site import Component, Site, checked_positions
 from mechtv.vectors.vector import TaskVector
 
 How = Literal["replace", "add"]
@@ -66,13 +66,13 @@ def extract_hidden_state(
         raise InvalidInput(
             f"shots={shots} leaves nothing to extract; use 1 or more demonstrations."
         )
-    if isinstance(positions, str):
+    places = checked_positions(positions)
+    if places == "all":
         raise InvalidInput(
-            f'positions="{positions}" names no single tokens to read states at; use numbers such '
-            "as (-2, -1)."
+            'positions="all" names no single tokens to read states at; use numbers such as '
+            "(-2, -1)."
         )
     layers = as_layers(model.cfg.n_layers // 2 if layer is None else layer)
-    places = (positions,) if isinstance(positions, SupportsIndex) else tuple(positions)
     sites = [Site(component=component, layer=number, positions=places) for number in layers]
     for site in sites:
         hook_point(model, site)
