@@ -11,20 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import pandas as pd
-from jaxtyping import Float, Int
-from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.analysis.lens import top_tokens
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.accuracy import Evaluation, score_and_distribution
-from mechtv.evaluation.dntp import (
-    Divergence,
-    answer_space,
-    kl_divergence,
-    restricted,
-)
-from mechtv.evaluation.provenance import Provenance
+from mechtv.evaluation.accuracy import Evaluation
+from mechtv.evaluation.dntp import Divergence
+from mechtv.evaluation.scoring import Scorer
 from mechtv.forward.generate import greedy
 from mechtv.methods.hidden_state import extract_hidden_state
 from mechtv.methods.learned import learn
@@ -170,7 +163,7 @@ def run_overview(
         )
     for depth in layers:
         hook_point(model, Site(layer=depth))
-    scorer = _Scorer(model, task, shots=shots, n=n, seed=seed, progress=progress)
+    scorer = Scorer(model, task, shots=shots, n=n, seed=seed, progress=progress)
     makers: list[tuple[str, int | None, Callable[[], TaskVector | None]]] = [
         ("zero-shot", None, lambda: None),
         ("in-context", None, lambda: None),
@@ -183,7 +176,7 @@ def run_overview(
         makers += [("hidden_state", depth, extract), ("learned", depth, train)]
     settings: list[Setting] = []
     for name, layer, make in progress_over(makers, title=task.name, show=progress):
-        settings.append(scorer.setting(name, layer, make()))
+        settings.append(_setting(model, scorer, name, layer, make()))
         if on_finished is not None:
             on_finished(settings[-1])
     best = max((s for s in settings if _trained(s)), key=_validation_accuracy)
@@ -205,78 +198,26 @@ def evenly_spread(n_layers: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(middles))
 
 
-class _Scorer:
-    """Scores settings on one set of test queries; the in-context distribution is computed once."""
-
-    def __init__(
-        self,
-        model: TransformerBridge,
-        task: Task,
-        *,
-        shots: int,
-        n: int | None,
-        seed: int,
-        progress: bool | None,
-    ) -> None:
-        self.model, self.task, self.shots, self.progress = model, task, shots, progress
-        self.zero_shot = Prompts.of(model, task, n=n, seed=seed)
-        self.in_context = Prompts.of(model, task, shots=shots, n=n, seed=seed)
-        self.provenance = Provenance.of(model, task, seed)
-        self.tokens = answer_space(model, task)
-        self._in_context = self._scored("in-context", None)
-        self.reference = self._in_context[1]
-
-    def prompts(self, name: str) -> Prompts:
-        return self.in_context if name == "in-context" else self.zero_shot
-
-    def setting(self, name: str, layer: int | None, vector: TaskVector | None) -> Setting:
-        known = name == "in-context"
-        evaluation, given = self._in_context if known else self._scored(name, vector)
-        favourites = () if vector is None else tuple(top_tokens(self.model, vector)["token"])
-        return Setting(
-            name=name,
-            layer=layer,
-            vector=vector,
-            evaluation=evaluation,
-            divergences=(
-                self._divergence(name, given, "labels", self.tokens),
-                self._divergence(name, given, "vocabulary", None),
-            ),
-            top_tokens=favourites,
-        )
-
-    def _scored(
-        self, name: str, vector: TaskVector | None
-    ) -> tuple[Evaluation, Float[Tensor, "query d_vocab"]]:
-        return score_and_distribution(
-            self.model,
-            self.prompts(name),
-            vector,
-            task=self.task.name,
-            setting=name,
-            shots=self.shots if name == "in-context" else 0,
-            split="test",
-            provenance=self.provenance,
-            progress=self.progress,
-        )
-
-    def _divergence(
-        self, name: str, given: Tensor, over: str, tokens: Int[Tensor, " token"] | None
-    ) -> Divergence:
-        reference = restricted(self.reference, tokens)
-        return Divergence(
-            task=self.task.name,
-            setting=name,
-            over=over,  # type: ignore[arg-type]
-            n_tokens=reference.shape[1],
-            shots=self.shots,
-            per_query=kl_divergence(reference, restricted(given, tokens)).cpu().double().numpy(),
-            provenance=self.provenance,
-        )
+def _setting(
+    model: TransformerBridge,
+    scorer: Scorer,
+    name: str,
+    layer: int | None,
+    vector: TaskVector | None,
+) -> Setting:
+    scores = scorer.score(name, vector)
+    return Setting(
+        name=name,
+        layer=layer,
+        vector=vector,
+        evaluation=scores.evaluation,
+        divergences=scores.divergences,
+        top_tokens=() if vector is None else tuple(top_tokens(model, vector)["token"]),
+    )
 
 
 def _examples(
-    model: TransformerBridge, scorer: _Scorer, settings: Sequence[Setting], layer: int | None
+    model: TransformerBridge, scorer: Scorer, settings: Sequence[Setting], layer: int | None
 ) -> pd.DataFrame:
     """Greedy answers to the first test queries: alone, in context, and under the vectors."""
     shown = [s for s in settings if s.layer in (None, layer)]
@@ -288,7 +229,8 @@ def _examples(
         }
     )
     for setting in shown:
-        prompts = scorer.prompts(setting.name).select(range(len(queries)))
+        prompts = scorer.in_context if setting.name == "in-context" else scorer.zero_shot
+        prompts = prompts.select(range(len(queries)))
         table[setting.name] = _answers(model, prompts, setting.vector, scorer.task)
     return table
 

@@ -119,7 +119,7 @@ def test_depths_lie_in_the_middle_of_equal_parts(n_layers: int, depths: tuple[in
 
 
 def test_layers_are_checked_before_anything_runs(model, task, monkeypatch) -> None:
-    monkeypatch.setattr("mechtv.overview._Scorer", None)
+    monkeypatch.setattr("mechtv.overview.Scorer", None)
     with pytest.raises(mechtv.InvalidInput, match="layer=9 does not exist"):
         run_overview(model, task, layers=(1, 9), shots=2)
     with pytest.raises(mechtv.InvalidInput, match="distinct blocks"):
