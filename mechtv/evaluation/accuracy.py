@@ -10,7 +10,7 @@ Three scores, always named (METHODS, section 1):
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.errors import InvalidInput
+from mechtv.errors import InvalidInput, UnknownName
 from mechtv.evaluation.intervals import (
     Comparison,
     Estimate,
@@ -87,6 +87,23 @@ class Evaluation:
     def log_probability(self) -> Estimate:
         """The mean over queries of the answer's mean token log-probability."""
         return mean(self.log_probabilities)
+
+    def estimate(self, score: ScoreName) -> Estimate:
+        """A score by its name.
+
+        Raises:
+            InvalidInput: if the task has no closed label set, or the score is unknown.
+        """
+        if score not in get_args(ScoreName):
+            raise UnknownName("score", score, get_args(ScoreName))
+        if score == "log-probability":
+            return self.log_probability
+        hits = self._hits(score)
+        if hits is None:
+            raise InvalidInput(
+                f"The task {self.task!r} has open answers, so it has no {score!r} score."
+            )
+        return share(hits)
 
     def table(self) -> pd.DataFrame:
         """One row a score: value, 95 % interval, n."""

@@ -3,12 +3,12 @@
 Everything downstream takes a `TaskVector` and never asks how it was obtained.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import pandas as pd
 import torch
@@ -20,7 +20,7 @@ from mechtv.vectors.card import Card
 from mechtv.vectors.edits import Add, Edit
 from mechtv.vectors.inject import inject
 from mechtv.vectors.layout import ActsOn
-from mechtv.vectors.site import Site
+from mechtv.vectors.site import Site, checked_positions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,6 +119,35 @@ class TaskVector:
             for edit in self.edits
         )
         return replace(self, edits=edits)
+
+    def placed(
+        self, layers: Sequence[int], positions: Sequence[int] | Literal["all"] = (-1,)
+    ) -> "TaskVector":
+        """The same one value at other layers and positions, the same at each of them.
+
+        Raises:
+            InvalidInput: unless the vector has one edit, with one value for all its positions, and
+                the layers are distinct.
+        """
+        one = self.edits[0]
+        if len(set(layers)) < len(layers):
+            raise InvalidInput(f"layers={list(layers)} names a layer twice; give each once.")
+        if len(self.edits) > 1 or any(
+            value.ndim > (2 if one.site.component == "z" else 1)
+            for name, value in one.operation.tensors().items()
+            if name == "value"
+        ):
+            raise InvalidInput(
+                f"{self} holds several values; only a single one can be placed anew."
+            )
+        sites = [
+            replace(one.site, layer=layer, positions=checked_positions(positions))
+            for layer in sorted(layers)
+        ]
+        settings = {"layers": sorted(layers), "positions": sites[0].positions if sites else ()}
+        card = replace(_derived_card("placed", self.card), settings=settings)
+        edits = tuple(Edit(site=site, operation=one.operation) for site in sites)
+        return TaskVector(edits=edits, card=card, acts_on=self.acts_on)
 
     # --- what it is ------------------------------------------------------------------------------
 

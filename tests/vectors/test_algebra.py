@@ -221,3 +221,38 @@ def test_any_real_number_scales_a_vector() -> None:
         assert torch.equal(scaled.value(), 2.0 * theta.value())
         assert torch.equal((theta * two).value(), 2.0 * theta.value())
         assert type(scaled.card.settings["factor"]) is float
+
+
+def test_a_placed_vector_is_the_same_value_at_each_place() -> None:
+    model = tiny_shared("llama")
+    theta = additive(model, layer=1)
+    one = TaskVector(
+        edits=(Edit(site=HERE, operation=Add(value=theta.value()[0])),), card=Card(method="made")
+    )
+    placed = one.placed((2, 0), (-1, -3))
+    wanted = vector_of(
+        *(
+            Edit(
+                site=Site(layer=layer, positions=(-3, -1)),
+                operation=Add(value=torch.stack([one.value()] * 2)),
+            )
+            for layer in (0, 2)
+        )
+    )
+    ids = [5, 9, 33, 12, 80]
+    assert placed.sites == wanted.sites
+    assert_close(by_hand(model, ids, placed), by_hand(model, ids, wanted), atol=0, rtol=0)
+    assert placed.card.sources == (one.card,)
+    assert placed.card.settings == {"layers": [0, 2], "positions": [-3, -1]}
+    everywhere = one.placed([1], "all")
+    assert everywhere.sites == (Site(layer=1, positions="all"),)
+
+
+def test_several_values_cannot_be_placed() -> None:
+    several = additive(tiny_shared("llama"), positions=(-2, -1))
+    two = vector_of(*several.edits, *several.edits)
+    for vector in (several, two):
+        with pytest.raises(InvalidInput, match="holds several values; only a single one"):
+            vector.placed([1])
+    with pytest.raises(InvalidInput, match=r"layers=\[1, 1\] names a layer twice"):
+        add_at(HERE, 32).placed([1, 1])
