@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from mechtv import analysis, plots
     from mechtv.errors import InvalidInput, MechtvError, UnknownName
     from mechtv.evaluation import Divergence, Evaluation, dntp, evaluate
-    from mechtv.methods import extract_hidden_state, learn
+    from mechtv.methods import (
+        LayerChoice,
+        choose_layer,
+        extract_hidden_state,
+        extract_i2cl,
+        extract_state_vector,
+        learn,
+    )
     from mechtv.models import list_models, open_model
     from mechtv.tasks import Example, Task, Template, get_task, list_tasks
     from mechtv.tasks.prompts import Prompts
@@ -21,7 +28,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "mechtv.errors": ("InvalidInput", "MechtvError", "UnknownName"),
     "mechtv.evaluation": ("Divergence", "Evaluation", "dntp", "evaluate"),
-    "mechtv.methods": ("extract_hidden_state", "learn"),
+    "mechtv.methods": (
+        "LayerChoice",
+        "choose_layer",
+        "extract_hidden_state",
+        "extract_i2cl",
+        "extract_state_vector",
+        "learn",
+    ),
     "mechtv.models": ("list_models", "open_model"),
     "mechtv.tasks": ("Example", "Task", "Template", "get_task", "list_tasks"),
     "mechtv.tasks.prompts": ("Prompts",),
@@ -39,6 +53,7 @@ __all__ = [
     "Evaluation",
     "Example",
     "InvalidInput",
+    "LayerChoice",
     "Linear",
     "MechtvError",
     "Prompts",
@@ -49,9 +64,12 @@ __all__ = [
     "Template",
     "UnknownName",
     "analysis",
+    "choose_layer",
     "dntp",
     "evaluate",
     "extract_hidden_state",
+    "extract_i2cl",
+    "extract_state_vector",
     "get_task",
     "learn",
     "list_models",
