@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from mechtv.errors import InvalidInput, MechtvError, UnknownName
     from mechtv.evaluation import Divergence, Evaluation, dntp, evaluate
     from mechtv.methods import (
+        HeadEffects,
         LayerChoice,
         choose_layer,
+        extract_function_vector,
         extract_hidden_state,
         extract_i2cl,
         extract_state_vector,
         learn,
+        measure_head_effects,
+        universal_heads,
     )
     from mechtv.models import list_models, open_model
     from mechtv.tasks import Example, Task, Template, get_task, list_tasks
@@ -29,12 +33,16 @@ _HOMES = {
     "mechtv.errors": ("InvalidInput", "MechtvError", "UnknownName"),
     "mechtv.evaluation": ("Divergence", "Evaluation", "dntp", "evaluate"),
     "mechtv.methods": (
+        "HeadEffects",
         "LayerChoice",
         "choose_layer",
+        "extract_function_vector",
         "extract_hidden_state",
         "extract_i2cl",
         "extract_state_vector",
         "learn",
+        "measure_head_effects",
+        "universal_heads",
     ),
     "mechtv.models": ("list_models", "open_model"),
     "mechtv.tasks": ("Example", "Task", "Template", "get_task", "list_tasks"),
@@ -52,6 +60,7 @@ __all__ = [
     "Edit",
     "Evaluation",
     "Example",
+    "HeadEffects",
     "InvalidInput",
     "LayerChoice",
     "Linear",
@@ -67,6 +76,7 @@ __all__ = [
     "choose_layer",
     "dntp",
     "evaluate",
+    "extract_function_vector",
     "extract_hidden_state",
     "extract_i2cl",
     "extract_state_vector",
@@ -74,8 +84,10 @@ __all__ = [
     "learn",
     "list_models",
     "list_tasks",
+    "measure_head_effects",
     "open_model",
     "plots",
+    "universal_heads",
 ]
 
 

@@ -10,6 +10,7 @@ from mechtv.errors import InvalidInput
 
 LEVEL = 0.95
 RESAMPLES = 2000
+BATCH = 100  # resamples at a time, where there are many means: all at once take gigabytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,26 @@ def mean(values: Float[np.ndarray, " query"]) -> Estimate:
     _check_some(values)
     low, high = _bootstrap(values.astype(float))
     return Estimate(value=float(values.mean()), low=low, high=high, n=len(values))
+
+
+def intervals_of_means(
+    values: Float[np.ndarray, "*many query"],
+) -> tuple[Float[np.ndarray, "*many"], Float[np.ndarray, "*many"]]:
+    """The lower and upper ends of what `mean` gives for each of many, from one resampling."""
+    if values.shape[-1] < 2:
+        unknown = np.full(values.shape[:-1], np.nan)
+        return unknown, unknown
+    found = stats.bootstrap(
+        (values,),
+        np.mean,
+        axis=-1,
+        batch=BATCH,
+        confidence_level=LEVEL,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return np.asarray(found.low), np.asarray(found.high)
 
 
 def compare_shares(

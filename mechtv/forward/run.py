@@ -169,10 +169,14 @@ def kept(
             yield
 
 
+def wide(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """At least float32, for averages and logarithms of short types."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def log_probabilities(logits: Float[Tensor, "*batch token"]) -> Float[Tensor, "*batch token"]:
     """Natural logarithms, at least float32."""
-    wide = logits.double() if logits.dtype == torch.float64 else logits.float()
-    return wide.log_softmax(dim=-1)
+    return wide(logits).log_softmax(dim=-1)
 
 
 def in_batches(

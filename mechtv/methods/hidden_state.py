@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
-from mechtv.forward.run import capture, in_batches
+from mechtv.forward.run import capture, in_batches, wide
 from mechtv.methods.cards import card_for
 from mechtv.methods.layers import as_layers
 from mechtv.tasks.prompts import Prompts
@@ -113,13 +113,9 @@ def _means(
 
     def states(batch: Prompts) -> Float[Tensor, "batch site slot *feature"]:
         taken = capture(model, batch, sites)
-        return torch.stack([_wide(taken[site]) for site in sites], dim=1)
+        return torch.stack([wide(taken[site]) for site in sites], dim=1)
 
     with torch.no_grad():
         means = in_batches(prompts, states, title=title, show=show).mean(dim=0)
     one = len(sites[0].positions) == 1
     return [mean[0] if one else mean for mean in means]
-
-
-def _wide(states: Float[Tensor, "batch slot *feature"]) -> Float[Tensor, "batch slot *feature"]:
-    return states if states.dtype == torch.float64 else states.float()

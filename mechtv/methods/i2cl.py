@@ -20,7 +20,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
 from mechtv.forward.memory import steady
-from mechtv.forward.run import capture, in_batches
+from mechtv.forward.run import capture, in_batches, wide
 from mechtv.forward.setting import device_of
 from mechtv.methods.calibration import Calibration, Curve, train_scales
 from mechtv.methods.cards import card_for
@@ -177,7 +177,7 @@ def _context_vectors(
             title=f"demonstrations of {task.name}",
             show=show,
         )
-        return states.to(torch.promote_types(states.dtype, torch.float32)).mean(dim=0)
+        return wide(states).mean(dim=0)
 
 
 def _edits(

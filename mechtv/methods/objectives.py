@@ -25,7 +25,7 @@ from mechtv.evaluation.dntp import (
     kl_divergence,
     next_token_log_probabilities,
 )
-from mechtv.forward.run import capture, in_batches, kept, last_logits, log_probabilities
+from mechtv.forward.run import capture, in_batches, kept, last_logits, log_probabilities, wide
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
 from mechtv.vectors.site import Site
@@ -135,7 +135,7 @@ class MatchState:
 
     def _state(self, batch: Prompts, vector: TaskVector | None) -> Float[Tensor, "batch d_model"]:
         state = capture(self.model, batch, [self.site], vector)[self.site][:, 0]
-        return state if state.dtype == torch.float64 else state.float()
+        return wide(state)
 
 
 def _mean_loss(objective: Objective, vector: TaskVector, batch_size: int = 64) -> dict[str, float]:

@@ -22,7 +22,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
 from mechtv.forward.memory import steady
-from mechtv.forward.run import capture, in_batches
+from mechtv.forward.run import capture, in_batches, wide
 from mechtv.forward.setting import device_of
 from mechtv.methods.cards import card_for
 from mechtv.tasks.prompts import Prompts
@@ -137,8 +137,7 @@ def extract_state_vector(
             show=progress,
         )
     # every optimisation is linear in the states, so the prompts can be averaged first
-    wide = states.to(torch.promote_types(states.dtype, torch.float32))
-    values = _optimised(wide.mean(dim=0), settings)
+    values = _optimised(wide(states).mean(dim=0), settings)
     edits = tuple(
         Edit(site=Site(component="z", layer=layer), operation=Replace(value=value))
         for layer, value in enumerate(values)

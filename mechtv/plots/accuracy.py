@@ -19,7 +19,7 @@ def accuracy_by_layer(overview: Overview) -> go.Figure:
     n = overview.settings[0].evaluation.accuracy.n
     figure = titled(
         "Accuracy by injection layer",
-        f"{about(overview)} · n = {n} test queries",
+        f"{about(overview.task.name, overview.model.name)} · n = {n} test queries",
         "Full vocabulary; bars and bands are 95 % intervals",
         height=480,
     )

@@ -29,9 +29,10 @@ def dntp_bars(overview: Overview, over: Over = "vocabulary") -> go.Figure:
         InvalidInput: if the overview has no dNTP over these tokens.
     """
     zero_shot = divergence_of(overview[REFERENCE], over)
+    where = about(overview.task.name, overview.model.name)
     figure = titled(
         f"Distance from in context: {_tokens(overview, zero_shot)}",
-        f"{about(overview)} · n = {zero_shot.estimate.n} test queries",
+        f"{where} · n = {zero_shot.estimate.n} test queries",
         f"0: same next-token distribution as with {overview.shots} shots; lower is nearer",
         height=460,
     )

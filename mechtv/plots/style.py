@@ -13,7 +13,6 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from mechtv.evaluation.intervals import Estimate
-from mechtv.overview import Overview
 
 INK, MUTED, GRID = "#1f2328", "#57606a", "#e3e6ea"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -128,9 +127,8 @@ def plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def about(overview: Overview) -> str:
+def about(*names: str) -> str:
     """Task and model for a subtitle; of a long name (a path) the end is kept."""
-    names = (overview.task.name, overview.model.name)
     short = (n if len(n) <= LONGEST_NAME else f"…{n[1 - LONGEST_NAME :]}" for n in names)
     return plain(" · ".join(short))
 

@@ -30,7 +30,7 @@ def training_curves(overview: Overview) -> go.Figure:
     """
     figure = titled(
         "Training of the learned vectors",
-        f"{about(overview)} · {_sizes(overview)}",
+        f"{about(overview.task.name, overview.model.name)} · {_sizes(overview)}",
         "Epoch 0: before training; large marker: the epoch that was kept",
         height=680,
     )

@@ -3,7 +3,6 @@ import math
 import plotly.graph_objects as go
 import plotly.io
 import pytest
-from plots.fake import fake_overview
 
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.style import (
@@ -63,11 +62,11 @@ def test_the_users_own_plotly_defaults_stay() -> None:
 
 def test_text_of_users_cannot_become_markup_in_a_figure() -> None:
     assert plain('<a href="x">&</a>') == '&lt;a href="x"&gt;&amp;&lt;/a&gt;'
-    assert "<b>" not in about(fake_overview(name="<b>bold"))
+    assert "<b>" not in about("<b>bold", "a model")
 
 
 def test_a_long_model_name_keeps_its_end() -> None:
-    text = about(fake_overview(model="/home/someone/" + 5 * "a/long/folder/" + "my-model"))
+    text = about("a task", "/home/someone/" + 5 * "a/long/folder/" + "my-model")
     assert text.endswith("my-model")
     assert len(text) < 60
 
