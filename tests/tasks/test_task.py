@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 
-import jaxtyping
 import pytest
 import torch
 
@@ -13,14 +12,6 @@ from mechtv.tasks.task import SIZES, Task, draw_demonstrations
 from mechtv.tasks.template import TEMPLATES, Template
 
 ARROW = TEMPLATES["arrow"]
-
-
-@pytest.fixture
-def unchecked():
-    """Without the type checks of the tests, which themselves draw on the global random state."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def open_task(n=100, **settings):

@@ -1,6 +1,7 @@
 """What each operation does, against hooks written by hand from the formulas."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from mechtv.errors import InvalidInput
 from mechtv.forward import last_logits, run
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors import Add, Affine, Edit, Linear, Replace, Site
+from mechtv.vectors.edits import ResidualMLP
 
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 OPERATIONS = ("add", "replace", "affine", "linear")
@@ -158,6 +160,107 @@ def test_a_vector_in_a_lower_precision_than_the_model_is_used_as_it_is() -> None
     assert_close(last_logits(model, prompts, vector), wanted, **EXACT)
 
 
+# --- maps ---
+
+
+def mlp(depth: int = 3, width: int = 32) -> ResidualMLP:
+    """A random one; its tensors are large enough that every part is seen."""
+    return ResidualMLP(
+        weights=noise(depth, width, width, seed=1, scale=0.2),
+        biases=noise(depth, width, seed=2, scale=0.5),
+        centre=noise(width, seed=3),
+        scale=torch.tensor(1.7, dtype=torch.float64),
+        gain=torch.tensor(0.6, dtype=torch.float64),
+    )
+
+
+def mapped_by_hand(operation: Linear | ResidualMLP, h: torch.Tensor) -> torch.Tensor:
+    """One state under a map, as its formula says, component by component."""
+    if isinstance(operation, Linear):
+        assert operation.bias is not None
+        return h + torch.einsum("ij,j->i", operation.matrix, h) + operation.bias
+    x = (h - operation.centre) / operation.scale
+    last = len(operation.weights) - 1
+    for layer in range(last):
+        inner = torch.einsum("ij,j->i", operation.weights[layer], x) + operation.biases[layer]
+        x = x + inner * 0.5 * (1 + torch.erf(inner / 2**0.5))  # gelu
+    out = torch.einsum("ij,j->i", operation.weights[last], x) + operation.biases[last]
+    return h + operation.gain * out
+
+
+MAPS = {
+    "affine map": lambda: Linear(matrix=noise(32, 32, scale=0.3), bias=noise(32, seed=1)),
+    "one layer": lambda: mlp(depth=1),
+    "four layers": lambda: mlp(depth=4),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("positions", [(-1,), (-3, -1), "all"], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "native"])
+def test_a_map_equals_a_hook_written_by_hand(
+    family: str, positions: tuple[int, ...] | str, name: str
+) -> None:
+    model, made = tiny_shared(family), MAPS[name]()
+    vector = vector_of(Edit(site=Site(layer=1, positions=positions), operation=made))
+
+    def hook(activation: torch.Tensor, hook: object) -> torch.Tensor:
+        after = activation.clone()
+        length = activation.shape[1]
+        places = range(length) if positions == "all" else [length + p for p in positions]
+        for place in places:
+            after[0, place] = mapped_by_hand(made, activation[0, place])
+        return after
+
+    wanted = [
+        model.run_with_hooks(torch.tensor([ids]), fwd_hooks=[("blocks.1.hook_resid_pre", hook)])
+        for ids in IDS
+    ]
+    prompts = Prompts.from_ids(model, IDS)
+    given = last_logits(model, prompts, vector)
+    assert_close(given, torch.cat([logits[:, -1] for logits in wanted]), **EXACT)
+    assert (given - last_logits(model, prompts)).abs().amax(dim=1).min() > 1e-2
+
+
+def test_a_bias_of_zeros_is_none() -> None:
+    model, prompts = tiny_shared("llama"), Prompts.from_ids(tiny_shared("llama"), IDS)
+    matrix = noise(32, 32, scale=0.3)
+    with_zeros, without, shifted = (
+        vector_of(Edit(site=Site(layer=1), operation=Linear(matrix=matrix, bias=bias)))
+        for bias in (torch.zeros(32).double(), None, noise(32))
+    )
+    wanted = last_logits(model, prompts, without)
+    assert torch.equal(last_logits(model, prompts, with_zeros), wanted)
+    assert (last_logits(model, prompts, shifted) - wanted).abs().max() > 0.1
+    assert list(without.edits[0].operation.tensors()) == ["matrix"]
+    assert (without.n_parameters, shifted.n_parameters) == (32 * 32, 32 * 33)
+    assert list(shifted.table()["tensor"]) == ["matrix", "bias"]
+    assert {x.dtype for x in shifted.to(torch.float32).edits[0].operation.tensors().values()} == {
+        torch.float32
+    }
+    assert without.to(torch.float32).edits[0].operation.bias is None
+
+
+def test_a_map_of_many_parts_is_counted_and_moved_whole() -> None:
+    vector = vector_of(Edit(site=Site(layer=1), operation=mlp(depth=3)))
+    assert vector.n_parameters == 3 * 32 * 32 + 3 * 32 + 32 + 2
+    assert vector.edits[0].width == 32
+    assert set(vector.table()["operation"]) == {"residual_mlp"}
+    moved = vector.to(torch.float32).edits[0].operation.tensors()
+    assert len(moved) == 5
+    assert {x.dtype for x in moved.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_float32_map_of_bfloat16_states_is_computed_in_float32(name: str) -> None:
+    operation = MAPS[name]().map(lambda x: x.float())
+    h = noise(4, 32).to(torch.bfloat16)
+    slot = torch.zeros(4, dtype=torch.long)
+    given = operation(h, slot)
+    assert given.dtype == torch.float32
+    assert torch.equal(given, operation(h.float(), slot))
+
+
 # --- what does not fit ---
 
 
@@ -196,9 +299,42 @@ def test_a_linear_edit_needs_a_square_matrix() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_linear_edit_cannot_stand_at_the_heads() -> None:
-    with pytest.raises(InvalidInput, match="cannot stand at z"):
-        Edit(site=Site(layer=1, component="z"), operation=Linear(matrix=noise(16, 16)))
+def test_a_map_cannot_stand_at_the_heads() -> None:
+    site = Site(layer=1, component="z")
+    with pytest.raises(InvalidInput, match=r"Linear edit .* cannot stand at z"):
+        Edit(site=site, operation=Linear(matrix=noise(16, 16)))
+    with pytest.raises(InvalidInput, match=r"ResidualMLP edit .* cannot stand at z"):
+        Edit(site=site, operation=mlp(width=16))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("shape", [(31,), (1, 32), ()])
+def test_a_bias_of_another_width_is_one_sentence(shape: tuple[int, ...]) -> None:
+    sentence = f"matrix of shape (32, 32) needs a bias of shape (32,); this one is {shape}"
+    with pytest.raises(InvalidInput) as caught:
+        Edit(site=Site(layer=1), operation=Linear(matrix=noise(32, 32), bias=noise(*shape)))
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "shape", "sentence"),
+    [
+        ("weights", (32, 32), "needs weights of shape (layers, width, width); these are (32, 32)"),
+        ("weights", (3, 32, 16), "these are (3, 32, 16)"),
+        ("weights", (0, 32, 32), "these are (0, 32, 32)"),
+        ("biases", (2, 32), "needs biases of shape (3, 32); this one is (2, 32)"),
+        ("centre", (16,), "needs centre of shape (32,); this one is (16,)"),
+        ("scale", (1,), "needs scale of shape (); this one is (1,)"),
+        ("gain", (32,), "needs gain of shape (); this one is (32,)"),
+    ],
+)
+def test_parts_of_an_mlp_that_do_not_fit_are_one_sentence(
+    name: str, shape: tuple[int, ...], sentence: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Edit(site=Site(layer=1), operation=replace(mlp(), **{name: noise(*shape)}))
+    assert sentence in str(caught.value)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -223,9 +359,10 @@ def test_a_vector_for_another_model_is_one_sentence(
         last_logits(model, Prompts.from_ids(model, IDS), vector)
 
 
-def test_a_linear_map_for_another_width_is_one_sentence() -> None:
+@pytest.mark.parametrize("made", [Linear(matrix=noise(16, 16)), mlp(width=16)], ids=type)
+def test_a_map_for_another_width_is_one_sentence(made: Linear | ResidualMLP) -> None:
     model = tiny_shared("llama")
-    vector = vector_of(Edit(site=Site(layer=1), operation=Linear(matrix=noise(16, 16))))
+    vector = vector_of(Edit(site=Site(layer=1), operation=made))
     with pytest.raises(InvalidInput, match="This vector has width 16"), vector.applied(model):
         pass
 

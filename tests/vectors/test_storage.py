@@ -17,6 +17,7 @@ from mechtv.errors import InvalidInput, MechtvError
 from mechtv.forward import last_logits
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors import Add, Affine, Card, Edit, Linear, Replace, Site, TaskVector
+from mechtv.vectors.edits import ResidualMLP
 
 CARD = Card(
     method="learned",
@@ -412,3 +413,61 @@ def test_heads_are_saved_and_older_files_act_on_all(tmp_path: Path) -> None:
     del edits[0]["heads"]
     old = rewritten(path, schema="mechtv.task_vector/1", edits=json.dumps(edits))
     assert TaskVector.load(old).sites[0].heads is None
+
+
+def maps() -> TaskVector:
+    """Maps with all their parts, and a `Linear` without a bias."""
+    matrix = noise(32, 32)
+    mlp = ResidualMLP(
+        weights=noise(3, 32, 32, seed=1),
+        biases=noise(3, 32, seed=2),
+        centre=noise(32, seed=3),
+        scale=torch.tensor(2.5, dtype=torch.float64),
+        gain=torch.tensor(0.5, dtype=torch.float64),
+    )
+    operations = (Linear(matrix=matrix, bias=noise(32)), Linear(matrix=matrix), mlp)
+    edits = [Edit(site=Site(layer=layer), operation=o) for layer, o in enumerate(operations)]
+    return TaskVector(edits=tuple(edits), card=CARD)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_maps_are_loaded_as_saved_with_and_without_a_bias(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    vector = maps().to(dtype)
+    path = vector.save(tmp_path / "maps")
+    with safe_open(path, framework="pt") as file:
+        assert sorted(file.keys()) == [
+            "0.bias", "0.matrix", "1.matrix",
+            "2.biases", "2.centre", "2.gain", "2.scale", "2.weights",
+        ]  # fmt: skip
+        names = [edit["operation"] for edit in json.loads(file.metadata()["edits"])]
+    assert names == ["linear", "linear", "residual_mlp"]
+    loaded = TaskVector.load(path)
+    assert_same(loaded, vector)
+    assert loaded.edits[1].operation.bias is None
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"0.bias": noise(31)},
+        {"0.bias": noise(1, 32)},
+        {"0.matrix": None},
+        {"1.offset": noise(32)},
+        {"2.gain": None},
+        {"2.biases": noise(2, 32)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_file_whose_maps_lack_or_misfit_a_part_is_one_sentence(
+    tmp_path: Path, change: dict[str, Tensor | None]
+) -> None:
+    path = maps().save(tmp_path / "maps")
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    kept = {k: v for k, v in {**tensors, **change}.items() if v is not None}
+    save_file(kept, path, metadata=header)
+    assert "has a damaged header" in refusal(path)

@@ -1,0 +1,108 @@
+"""Which heads carry six word-pair tasks: the ten strongest by average indirect effect, two seeds.
+
+    python figures/head_ranking.py                      (the built-in pairs)
+    python figures/head_ranking.py --data FOLDER        (FOLDER/antonym.json and so on)
+
+Todd et al. 2024, section 2.3: template Q:/A:, 10 shots, 100 clean and 25 shuffled prompts. Writes
+figures/results/head_ranking.csv, and a heat map a task to out/heads/. Each finished (task, seed) is
+kept in out/heads/ and not measured again.
+"""
+
+import argparse
+import json
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+import mechtv
+from mechtv.files import write_whole
+
+TASKS = (
+    "antonym",
+    "capitalize",
+    "country-capital",
+    "english-french",
+    "present-past",
+    "singular-plural",
+)
+TOP = 10
+
+
+def main() -> None:
+    options = _options()
+    model = mechtv.open_model()
+    kept = Path(options.out)
+    kept.mkdir(parents=True, exist_ok=True)
+    tables = []
+    for name in TASKS:
+        task = mechtv.get_task(name if options.data is None else f"{options.data}/{name}.json")
+        task = task.with_template("qa")
+        for seed in options.seeds:
+            tables.append(_measured(model, task, name, seed, kept, options))
+    table = pd.concat(tables, ignore_index=True)
+    top = table[table["rank"] <= TOP].sort_values(["task", "seed", "rank"])
+    columns = ["task", "seed", "rank", "layer", "head", "effect", "low", "high", "n"]
+    results = Path(__file__).parent / "results"
+    write_whole(results / "head_ranking.csv", top[columns].to_csv(index=False).encode())
+    write_whole(results / "head_stability.csv", _stability(table).to_csv(index=False).encode())
+
+
+def _measured(model, task, name, seed, kept, options) -> pd.DataFrame:
+    """The table of one (task, seed); from its file if it is there."""
+    path = kept / f"{name}-seed{seed}.json"
+    if not path.is_file():
+        effects = mechtv.measure_head_effects(
+            model, task, shots=10, n=100, n_shuffled=25, seed=seed, progress=options.progress
+        )
+        figure = mechtv.plots.head_effects(effects)
+        figure.write_html(kept / f"{name}-seed{seed}.html")
+        rows = effects.table().assign(task=name, seed=seed).to_dict("records")
+        write_whole(path, json.dumps(rows).encode())
+    return pd.DataFrame(json.loads(path.read_text()))
+
+
+def _stability(table: pd.DataFrame) -> pd.DataFrame:
+    """For each task and pair of seeds Spearman's correlation over all heads, and shared heads.
+
+    Its interval is a bootstrap over heads.
+    """
+    rows = []
+    for task, own in table.groupby("task"):
+        by_seed = {seed: part.sort_values(["layer", "head"]) for seed, part in own.groupby("seed")}
+        for first, second in combinations(sorted(by_seed), 2):
+            a, b = (by_seed[seed]["effect"].to_numpy() for seed in (first, second))
+            rng = np.random.default_rng(0)
+            draws = [rng.integers(len(a), size=len(a)) for _ in range(2000)]
+            spread = [stats.spearmanr(a[d], b[d]).statistic for d in draws]
+            tops = [
+                {(r.layer, r.head) for r in by_seed[s].itertuples() if r.rank <= TOP}
+                for s in (first, second)
+            ]
+            rows.append(
+                {
+                    "task": task,
+                    "seeds": f"{first}, {second}",
+                    "spearman": stats.spearmanr(a, b).statistic,
+                    "low": np.quantile(spread, 0.025),
+                    "high": np.quantile(spread, 0.975),
+                    "heads": len(a),
+                    "shared_of_top_ten": len(tops[0] & tops[1]),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="a folder with TASK.json files; built-in pairs if left out")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--out", default="out/heads", help="where finished parts are kept")
+    parser.add_argument("--progress", action="store_true", default=None)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
