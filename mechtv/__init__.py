@@ -11,7 +11,18 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from mechtv import analysis, plots
     from mechtv.errors import InvalidInput, MechtvError, UnknownName
-    from mechtv.evaluation import Divergence, Evaluation, dntp, evaluate
+    from mechtv.evaluation import (
+        Choices,
+        Divergence,
+        Evaluation,
+        Generated,
+        Regression,
+        dntp,
+        evaluate,
+        evaluate_choice,
+        evaluate_generated,
+        evaluate_regression,
+    )
     from mechtv.methods import (
         HeadEffects,
         LayerChoice,
@@ -28,8 +39,8 @@ if TYPE_CHECKING:
         universal_heads,
     )
     from mechtv.models import list_models, open_model
-    from mechtv.study import MethodComparison, compare_methods
-    from mechtv.tasks import Example, Task, Template, get_task, list_tasks
+    from mechtv.study import MethodComparison, compare_methods, flexibility
+    from mechtv.tasks import Example, Task, Template, get_task, list_tasks, regression_task
     from mechtv.tasks.prompts import Prompts
     from mechtv.vectors import (
         Add,
@@ -45,7 +56,18 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "mechtv.errors": ("InvalidInput", "MechtvError", "UnknownName"),
-    "mechtv.evaluation": ("Divergence", "Evaluation", "dntp", "evaluate"),
+    "mechtv.evaluation": (
+        "Choices",
+        "Divergence",
+        "Evaluation",
+        "Generated",
+        "Regression",
+        "dntp",
+        "evaluate",
+        "evaluate_choice",
+        "evaluate_generated",
+        "evaluate_regression",
+    ),
     "mechtv.methods": (
         "HeadEffects",
         "LayerChoice",
@@ -62,8 +84,8 @@ _HOMES = {
         "universal_heads",
     ),
     "mechtv.models": ("list_models", "open_model"),
-    "mechtv.study": ("MethodComparison", "compare_methods"),
-    "mechtv.tasks": ("Example", "Task", "Template", "get_task", "list_tasks"),
+    "mechtv.study": ("MethodComparison", "compare_methods", "flexibility"),
+    "mechtv.tasks": ("Example", "Task", "Template", "get_task", "list_tasks", "regression_task"),
     "mechtv.tasks.prompts": ("Prompts",),
     "mechtv.vectors": (
         "Add",
@@ -84,10 +106,12 @@ __all__ = [
     "Add",
     "Affine",
     "Card",
+    "Choices",
     "Divergence",
     "Edit",
     "Evaluation",
     "Example",
+    "Generated",
     "HeadEffects",
     "InvalidInput",
     "LayerChoice",
@@ -95,6 +119,7 @@ __all__ = [
     "MechtvError",
     "MethodComparison",
     "Prompts",
+    "Regression",
     "Replace",
     "ResidualMLP",
     "Site",
@@ -108,12 +133,16 @@ __all__ = [
     "compare_methods",
     "dntp",
     "evaluate",
+    "evaluate_choice",
+    "evaluate_generated",
+    "evaluate_regression",
     "extract_function_vector",
     "extract_hidden_state",
     "extract_i2cl",
     "extract_state_vector",
     "fit_linear",
     "fit_mapping",
+    "flexibility",
     "get_task",
     "learn",
     "list_models",
@@ -121,6 +150,7 @@ __all__ = [
     "measure_head_effects",
     "open_model",
     "plots",
+    "regression_task",
     "universal_heads",
 ]
 

@@ -91,13 +91,12 @@ def run(
 @app.command()
 def tasks() -> None:
     """List the tasks: name, number of examples, labels, description."""
-    from mechtv.tasks.builtin import builtin_names, load_builtin
-    from mechtv.tasks.registry import list_tasks
+    from mechtv.tasks import get_task, list_tasks
+    from mechtv.tasks.sources import TEXT_SOURCES
 
-    builtin = set(builtin_names())
     for name in list_tasks():
-        if name in builtin:
-            task = load_builtin(name)
+        if name not in TEXT_SOURCES:
+            task = get_task(name)
             labels = f" [{'/'.join(task.labels)}]" if task.labels else ""
             typer.echo(f"{name:<26}{len(task):>5}  {task.description}{labels}")
         else:

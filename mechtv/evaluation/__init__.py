@@ -1,7 +1,23 @@
-"""How good a vector is: accuracies with intervals, and dNTP."""
+"""How good a vector is: accuracies with intervals, dNTP, choices, generated text, regression."""
 
 from mechtv.evaluation.accuracy import Evaluation, evaluate
+from mechtv.evaluation.choice import Choices, evaluate_choice
 from mechtv.evaluation.dntp import Divergence, dntp
+from mechtv.evaluation.generated import Generated, evaluate_generated
 from mechtv.evaluation.intervals import Comparison, Estimate
+from mechtv.evaluation.regression import Regression, evaluate_regression
 
-__all__ = ["Comparison", "Divergence", "Estimate", "Evaluation", "dntp", "evaluate"]
+__all__ = [
+    "Choices",
+    "Comparison",
+    "Divergence",
+    "Estimate",
+    "Evaluation",
+    "Generated",
+    "Regression",
+    "dntp",
+    "evaluate",
+    "evaluate_choice",
+    "evaluate_generated",
+    "evaluate_regression",
+]

@@ -1,5 +1,6 @@
 """Uncertainty: intervals for shares and means, and tests for two results on the same queries."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,22 @@ def share(hits: Bool[np.ndarray, " query"]) -> Estimate:
     return Estimate(
         value=float(hits.mean()), low=float(interval.low), high=float(interval.high), n=len(hits)
     )
+
+
+def mean_share(hits: Bool[np.ndarray, "query trial"]) -> Estimate:
+    """The mean over queries and their trials, with the Wilson interval of as many as queries.
+
+    Several trials of a query are not independent. Their mean varies no more than one hit or miss
+    with the same expectation, so the interval is right or too wide, never too narrow.
+    """
+    if hits.shape[1] == 1:
+        return share(hits[:, 0])
+    _check_some(hits)
+    n, p = len(hits), float(hits.mean())
+    z = float(stats.norm.ppf((1 + LEVEL) / 2))
+    centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    return Estimate(value=p, low=max(centre - half, 0.0), high=min(centre + half, 1.0), n=n)
 
 
 def mean(values: Float[np.ndarray, " query"]) -> Estimate:

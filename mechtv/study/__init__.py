@@ -1,5 +1,6 @@
 """Studies: many cells of models, tasks, methods and layers; what is done stays done."""
 
 from mechtv.study.compare import MethodComparison, compare_methods
+from mechtv.study.flexibility import flexibility
 
-__all__ = ["MethodComparison", "compare_methods"]
+__all__ = ["MethodComparison", "compare_methods", "flexibility"]

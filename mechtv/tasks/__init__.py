@@ -2,6 +2,7 @@
 
 from mechtv.tasks.example import Example
 from mechtv.tasks.registry import get_task, list_tasks
+from mechtv.tasks.regression import regression_task
 from mechtv.tasks.task import Splits, Task
 from mechtv.tasks.template import TEMPLATES, Template
 
@@ -13,4 +14,5 @@ __all__ = [
     "Template",
     "get_task",
     "list_tasks",
+    "regression_task",
 ]

@@ -5,6 +5,7 @@ from pathlib import Path
 from mechtv.errors import InvalidInput, UnknownName
 from mechtv.tasks.builtin import builtin_names, load_builtin
 from mechtv.tasks.pairs import load_pairs
+from mechtv.tasks.regression import REGRESSIONS, regression_task
 from mechtv.tasks.sources import TEXT_SOURCES
 from mechtv.tasks.task import Task
 from mechtv.tasks.text import load_text
@@ -14,8 +15,9 @@ def get_task(name: str | Path, *, data: str | Path | None = None) -> Task:
     """A task by name, or from a file of word pairs.
 
     Args:
-        name: a built-in task, a data set of the papers (through the `datasets` library), or the
-            path of a JSON file: `[{"input": ..., "output": ...}]` or `{input: output}`.
+        name: a built-in task, `regression-linear` or `regression-relu` (see `regression_task`), a
+            data set of the papers (through the `datasets` library), or the path of a JSON file:
+            `[{"input": ..., "output": ...}]` or `{input: output}`.
         data: for a data set of the papers, a local file or folder with the same columns, used
             instead of the hub.
 
@@ -33,11 +35,13 @@ def get_task(name: str | Path, *, data: str | Path | None = None) -> Task:
         return load_text(str(name), data=data)
     if str(name) in builtin_names():
         return load_builtin(str(name))
+    if str(name) in REGRESSIONS:
+        return regression_task(REGRESSIONS[str(name)])
     if Path(name).is_file():
         return load_pairs(Path(name))
     raise UnknownName("task", str(name), list_tasks(), "The path of a JSON file also works.")
 
 
 def list_tasks() -> tuple[str, ...]:
-    """The names of all tasks: the built-in ones first, then the data sets of the papers."""
-    return (*builtin_names(), *sorted(TEXT_SOURCES))
+    """The names of all tasks: built-in ones, regressions, then the data sets of the papers."""
+    return (*builtin_names(), *REGRESSIONS, *sorted(TEXT_SOURCES))

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.intervals import RESAMPLES, Estimate, compare_means, compare_shares, share
+from mechtv.evaluation.intervals import (
+    RESAMPLES,
+    Estimate,
+    compare_means,
+    compare_shares,
+    mean_share,
+    share,
+)
 from mechtv.evaluation.intervals import mean as mean_of
 
 Z = 1.959963984540054  # 97.5 % of the standard normal distribution lie below
@@ -28,6 +35,15 @@ def test_a_share_has_the_wilson_interval(k, n):
     assert estimate.low == pytest.approx(centre - half, abs=1e-12)
     assert estimate.high == pytest.approx(centre + half, abs=1e-12)
     assert 0 <= estimate.low <= p <= estimate.high <= 1
+
+
+def test_shares_of_several_trials_a_query_count_queries_alone():
+    whole = share(hits(3, 10))
+    assert mean_share(hits(3, 10)[:, None]) == whole
+    for trials in ((hits(3, 10), hits(3, 10)), (hits(6, 10), hits(0, 10))):
+        found = mean_share(np.stack(trials, axis=1))
+        assert (found.value, found.n) == (0.3, 10)
+        assert (found.low, found.high) == pytest.approx((whole.low, whole.high))
 
 
 @pytest.mark.parametrize(("b", "c"), [(0, 0), (1, 0), (0, 5), (3, 3), (7, 2), (2, 7), (20, 9)])
