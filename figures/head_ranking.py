@@ -8,13 +8,13 @@ figures/results/head_ranking.csv, and a heat map a task to out/heads/. Each fini
 kept in out/heads/ and not measured again.
 """
 
-import argparse
 import json
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import typer
 from scipy import stats
 
 import mechtv
@@ -31,17 +31,15 @@ TASKS = (
 TOP = 10
 
 
-def main() -> None:
-    options = _options()
+def main(data: str | None = None, seeds: str = "0,1", out: Path = Path("out/heads")) -> None:
     model = mechtv.open_model()
-    kept = Path(options.out)
-    kept.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     tables = []
     for name in TASKS:
-        task = mechtv.get_task(name if options.data is None else f"{options.data}/{name}.json")
+        task = mechtv.get_task(name if data is None else f"{data}/{name}.json")
         task = task.with_template("qa")
-        for seed in options.seeds:
-            tables.append(_measured(model, task, name, seed, kept, options))
+        for seed in map(int, seeds.split(",")):
+            tables.append(_measured(model, task, name, seed, out))
     table = pd.concat(tables, ignore_index=True)
     top = table[table["rank"] <= TOP].sort_values(["task", "seed", "rank"])
     columns = ["task", "seed", "rank", "layer", "head", "effect", "low", "high", "n"]
@@ -50,12 +48,12 @@ def main() -> None:
     write_whole(results / "head_stability.csv", _stability(table).to_csv(index=False).encode())
 
 
-def _measured(model, task, name, seed, kept, options) -> pd.DataFrame:
+def _measured(model, task, name: str, seed: int, kept: Path) -> pd.DataFrame:
     """The table of one (task, seed); from its file if it is there."""
     path = kept / f"{name}-seed{seed}.json"
     if not path.is_file():
         effects = mechtv.measure_head_effects(
-            model, task, shots=10, n=100, n_shuffled=25, seed=seed, progress=options.progress
+            model, task, shots=10, n=100, n_shuffled=25, seed=seed
         )
         figure = mechtv.plots.head_effects(effects)
         figure.write_html(kept / f"{name}-seed{seed}.html")
@@ -95,14 +93,5 @@ def _stability(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="a folder with TASK.json files; built-in pairs if left out")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--out", default="out/heads", help="where finished parts are kept")
-    parser.add_argument("--progress", action="store_true", default=None)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -17,12 +17,14 @@ from mechtv.analysis.lens import top_tokens
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.accuracy import Evaluation
 from mechtv.evaluation.dntp import Divergence
+from mechtv.evaluation.generated import text_of
 from mechtv.evaluation.scoring import Scorer
 from mechtv.forward.generate import greedy
 from mechtv.methods.hidden_state import extract_hidden_state
 from mechtv.methods.learned import learn
 from mechtv.models import ModelCard, describe
 from mechtv.progress import progress as progress_over
+from mechtv.tasks.chat import ChatTemplate, template_for
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
 from mechtv.vectors.inject import hook_point
@@ -238,10 +240,12 @@ def _examples(
 def _answers(
     model: TransformerBridge, prompts: Prompts, vector: TaskVector | None, task: Task
 ) -> list[str]:
-    """What greedy decoding answers (at most six tokens, up to the template's separator)."""
+    """What greedy decoding answers (at most six tokens, up to what follows an answer)."""
     written = greedy(model, prompts, vector, new_tokens=NEW_TOKENS)
-    texts = [model.tokenizer.decode(row) for row in written.tolist()]
-    return [text.split(task.template.separator)[0].strip() for text in texts]
+    texts = [text_of(model, row) for row in written.tolist()]
+    template = template_for(model, task.template)
+    end = template.closing if isinstance(template, ChatTemplate) else template.separator
+    return [text.partition(end)[0].strip() if end else text.strip() for text in texts]
 
 
 def _trained(setting: Setting) -> bool:

@@ -20,6 +20,7 @@ from mechtv.evaluation.intervals import Estimate, mean
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, last_logits, log_probabilities
+from mechtv.tasks.chat import template_for
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
 from mechtv.tasks.tokens import continuation_ids
@@ -179,8 +180,9 @@ def answer_space(model: TransformerBridge, task: Task) -> Int[Tensor, " token"]:
     """The first tokens of the labels, or of all answers where answers are open; distinct."""
     examples = task.examples + task.test_examples
     words = task.labels or dict.fromkeys(example.answer for example in examples)
-    anchor = task.template.anchor
-    firsts = [continuation_ids(model, anchor, task.template.answer(word))[0] for word in words]
+    template = template_for(model, task.template)
+    anchor = template.anchor
+    firsts = [continuation_ids(model, anchor, template.answer(word))[0] for word in words]
     distinct = list(dict.fromkeys(firsts))
     if task.labels and len(distinct) < len(firsts):
         shared = [w for w, first in zip(words, firsts, strict=True) if firsts.count(first) > 1]

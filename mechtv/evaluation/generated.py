@@ -4,8 +4,8 @@
 first. Here the tokens are generated, so what follows the answer counts too: "jumped" is right,
 "jumpedness" is not. A vector acts on the prompt, on new tokens or on both, as `acting_on` says.
 
-Prompts are plain text; a chat format is not offered, as base models have none. Use `evaluate` where
-the answer's tokens are enough: it needs one pass instead of one for each token.
+Use `evaluate` where the answer's tokens are enough: it needs one pass instead of one for each
+token.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from mechtv.evaluation.intervals import Comparison, Estimate, compare_shares, sh
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.forward.generate import greedy
 from mechtv.forward.run import in_batches
+from mechtv.tasks.chat import template_for
 from mechtv.tasks.example import Example
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
@@ -221,7 +222,7 @@ def _up_to(stop: str | None, text: str) -> str:
 
 
 def _enough_tokens(model: TransformerBridge, task: Task) -> int:
-    template, examples = task.template, task.examples + task.test_examples
+    template, examples = template_for(model, task.template), task.examples + task.test_examples
     answers = task.labels or dict.fromkeys(example.answer for example in examples)
     lengths = [len(continuation_ids(model, template.anchor, template.answer(a))) for a in answers]
     return max(lengths) + BEHIND_ANSWER

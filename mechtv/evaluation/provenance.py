@@ -26,7 +26,7 @@ class Provenance:
             model=about.name,
             revision=about.revision,
             weights=about.weights,
-            template=task.template.text,
+            template=task.template.description,
             seed=int(seed),
         )
 

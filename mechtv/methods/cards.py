@@ -28,7 +28,7 @@ def card_for(
         model_revision=about.revision,
         weights=about.weights,
         task=task.name,
-        template=task.template.text,
+        template=task.template.description,
         seed=int(seed),
         dtype=about.dtype,
         curve=tuple(curve),

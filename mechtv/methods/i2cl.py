@@ -26,6 +26,7 @@ from mechtv.methods.calibration import Calibration, Curve, train_scales
 from mechtv.methods.cards import card_for
 from mechtv.methods.frozen import frozen
 from mechtv.methods.objectives import Answer
+from mechtv.tasks.chat import template_for
 from mechtv.tasks.example import Example
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
@@ -169,7 +170,8 @@ def _context_vectors(
         taken = capture(model, batch, last)
         return torch.stack([taken[site][:, 0].to(device_of(model)) for site in last], dim=1)
 
-    texts = [task.template.demonstration(example) for example in shown]
+    template = template_for(model, task.template)
+    texts = [template.demonstration(example) for example in shown]
     with torch.no_grad():
         states = in_batches(
             Prompts.from_texts(model, texts),

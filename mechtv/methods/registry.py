@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from transformer_lens.model_bridge import TransformerBridge
@@ -17,6 +18,8 @@ from mechtv.methods.linear import fit_linear
 from mechtv.methods.state_vector import extract_state_vector
 from mechtv.tasks.task import Task
 from mechtv.vectors.vector import TaskVector
+
+N_FIXED = 2  # the model and the task, which every method takes first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +63,15 @@ def method_named(name: str) -> Method:
     if name not in METHODS:
         raise UnknownName("method", name, METHODS)
     return METHODS[name]
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that a method does not have.
+
+    Raises:
+        UnknownName: for the first such option.
+    """
+    known = list(signature(method_named(name).make).parameters)[N_FIXED:]
+    for option in options:
+        if option not in known:
+            raise UnknownName(f"option of {name}", option, known)

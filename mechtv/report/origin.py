@@ -30,7 +30,7 @@ def provenance(overview: Overview) -> dict[str, str]:
         "Revision": model.revision,
         "Weights": f"{model.weights}, {model.dtype}",
         "Task": ": ".join(filter(None, (task.name, task.description))),
-        "Template": task.template.text.replace("\n", "↵"),
+        "Template": task.template.description.replace("\n", "↵"),
         "Labels": ", ".join(task.labels or ()),
         "Queries": f"{card.settings.get('n_train', '?')} training, "
         f"{card.settings.get('n_validation', '?')} validation, {n_test} test",
@@ -65,7 +65,7 @@ def command(overview: Overview) -> str:
     if n_test != len(overview.task.split("test", seed=overview.seed)):
         words += ["--n", str(n_test)]
     if overview.task.template != _own_template(overview.task):
-        words += ["--template", overview.task.template.text.replace("\n", "\\n")]
+        words += ["--template", overview.task.template.description.replace("\n", "\\n")]
     if overview.model.dtype != DTYPE:
         words += ["--dtype", overview.model.dtype]
     epochs = learned_card(overview).settings.get("epochs", EPOCHS)

@@ -15,7 +15,7 @@ from mechtv.errors import InvalidInput
 from mechtv.evaluation.accuracy import evaluate
 from mechtv.evaluation.scoring import Scorer
 from mechtv.methods.layers import as_layers
-from mechtv.methods.registry import METHODS, Method, method_named
+from mechtv.methods.registry import METHODS, Method, check_options, method_named
 from mechtv.models import describe
 from mechtv.overview import evenly_spread
 from mechtv.progress import progress_bar
@@ -40,6 +40,11 @@ class MethodComparison:
     """
 
     rows: pd.DataFrame
+
+    @classmethod
+    def of(cls, *parts: "MethodComparison") -> "MethodComparison":
+        """Several comparisons as one."""
+        return cls(rows=pd.concat([part.rows for part in parts], ignore_index=True))
 
     def table(self) -> pd.DataFrame:
         """The rows."""
@@ -224,7 +229,7 @@ class _Cells:
             "task": self.task.name,
             "method": name,
             "layer": layer,
-            "template": self.task.template.text,
+            "template": self.task.template.description,
             "labels": self.task.labels,
             "examples": digest_of(self.task),
             "model": about.name,
@@ -272,6 +277,8 @@ def _rank(rows: pd.DataFrame, layer: Any) -> tuple[float, float]:
 def _check(names: Sequence[str], tasks: Sequence[Task], options: Options) -> None:
     for name in names:
         method_named(name)
+    for name in options:
+        check_options(name, options[name])
     strange = sorted(set(options) - set(names))
     if strange:
         raise InvalidInput(

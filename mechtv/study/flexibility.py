@@ -191,7 +191,7 @@ def _key(
         "task": task.name,
         "method": method,
         "place": asdict(place),
-        "template": task.template.text,
+        "template": task.template.description,
         "labels": task.labels,
         "examples": digest_of(task),
         "model": asdict(about),

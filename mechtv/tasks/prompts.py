@@ -5,13 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
+from mechtv.tasks.chat import ChatTemplate, template_for
 from mechtv.tasks.example import Example
 from mechtv.tasks.task import SplitName, Task, draw_demonstrations
+from mechtv.tasks.template import PromptText, Template
 from mechtv.tasks.tokens import continuation_ids, prompt_ids, token_of_characters, tokenizer_of
 
 PaddingSide = Literal["left", "right"]
@@ -31,7 +34,8 @@ class Prompts:
         examples: the queries.
         separators: for each demonstration, the column of the token just before its answer; -1 where
             a row has fewer demonstrations than another.
-        demonstration_ends: likewise, the column of each demonstration's last token.
+        demonstration_ends: likewise, the column of each demonstration's last token; in the chat
+            form, of the token that ends the assistant's turn, such as "<|im_end|>".
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -94,29 +98,34 @@ class Prompts:
         *,
         padding_side: PaddingSide = "left",
     ) -> "Prompts":
-        """Prompts for given queries, each with its own demonstrations."""
-        pieces = [
-            [*map(task.template.demonstration, shown), task.template.query(query)]
+        """Prompts for given queries, each with its own demonstrations.
+
+        Raises:
+            InvalidInput: for the chat form, if the model has no chat template or one that mechtv
+                cannot follow (`mechtv.tasks.chat`); for an empty answer.
+        """
+        template = template_for(model, task.template)
+        written = [
+            template.prompt(query, shown)
             for query, shown in zip(queries, demonstrations, strict=True)
         ]
-        texts = tuple(task.template.separator.join(row) for row in pieces)
-        answers = tuple(_answer_ids(model, task, query.answer) for query in queries)
-        labels = task.labels or ()
+        texts = tuple(prompt.text for prompt in written)
         plain = cls.from_ids(
             model,
             [prompt_ids(model, text) for text in texts],
-            answers=answers,
+            answers=tuple(_answer_ids(model, template, query.answer) for query in queries),
             texts=texts,
             padding_side=padding_side,
         )
-        columns = _demonstration_columns(model, task, plain, demonstrations)
+        labels = task.labels or ()
+        separators, ends = _demonstration_columns(model, plain, written)
         return replace(
             plain,
             labels=labels,
-            label_tokens=tuple(_answer_ids(model, task, label) for label in labels),
+            label_tokens=tuple(_answer_ids(model, template, label) for label in labels),
             examples=tuple(queries),
-            separators=columns[:, 0::2],
-            demonstration_ends=columns[:, 1::2],
+            separators=separators,
+            demonstration_ends=ends,
         )
 
     @classmethod
@@ -249,35 +258,26 @@ class Prompts:
         return ids
 
 
-def _answer_ids(model: TransformerBridge, task: Task, answer: str) -> tuple[int, ...]:
-    return continuation_ids(model, task.template.anchor, task.template.answer(answer))
+def _answer_ids(
+    model: TransformerBridge, template: Template | ChatTemplate, answer: str
+) -> tuple[int, ...]:
+    return continuation_ids(model, template.anchor, template.answer(answer))
 
 
 def _demonstration_columns(
-    model: TransformerBridge,
-    task: Task,
-    prompts: Prompts,
-    demonstrations: Sequence[Sequence[Example]],
-) -> Int[Tensor, "batch marks"]:
-    """For each demonstration in turn, the column of its separator and of its last token."""
-    width = 2 * max(map(len, demonstrations), default=0)
-    columns = torch.full((len(prompts), width), -1, dtype=torch.long)
+    model: TransformerBridge, prompts: Prompts, written: Sequence[PromptText]
+) -> Int[Tensor, "2 batch demonstration"]:
+    """The columns of each demonstration's separator and of its last token."""
+    width = max(len(prompt.ends) for prompt in written)
+    columns = torch.full((2, len(written), width), -1, dtype=torch.long)
     starts = prompts.mask.long().argmax(dim=1)
-    for row, shown in enumerate(demonstrations):
-        if shown:
-            marks = token_of_characters(model, prompts.texts[row], _mark_offsets(task, shown))
-            columns[row, : len(marks)] = starts[row] + torch.tensor(marks)
+    for row, prompt in enumerate(written):
+        if prompt.ends:
+            offsets = [*prompt.separators, *prompt.ends]
+            tokens = torch.tensor(token_of_characters(model, prompt.text, offsets))
+            both = rearrange(tokens, "(mark shown) -> mark shown", mark=2)
+            columns[:, row, : both.shape[1]] = starts[row] + both
     return columns
-
-
-def _mark_offsets(task: Task, demonstrations: Sequence[Example]) -> list[int]:
-    """Character offsets behind each demonstration's query and behind the whole demonstration."""
-    offsets, start = [], 0
-    for example in demonstrations:
-        text = task.template.demonstration(example)
-        offsets += [start + len(task.template.query(example)), start + len(text)]
-        start += len(text) + len(task.template.separator)
-    return offsets
 
 
 def _padded(

@@ -79,6 +79,15 @@ class Task:
         """
         return replace(self, template=as_template(template))
 
+    def as_chat(self, system: str | None = None) -> "Task":
+        """The same task as turns of a chat, for instruction-tuned models; see `Template`.
+
+        Args:
+            system: the chat's system message; None for that of the model's chat template, if any,
+                "" for an empty one.
+        """
+        return replace(self, template=self.template.as_chat(system))
+
     def with_labels(self, labels: Sequence[str] | None) -> "Task":
         """The same task with another closed label set, or with open answers (None)."""
         return replace(self, labels=None if labels is None else tuple(labels))
@@ -157,13 +166,13 @@ def draw_demonstrations(
 
 
 def as_template(template: str | Template) -> Template:
-    """A template from a name, a text, or itself."""
+    """A template from a name, a text or a description of one, or itself."""
     if isinstance(template, Template):
         return template
     if template in TEMPLATES:
         return TEMPLATES[template]
     if "{" in template:
-        return Template(text=template)
+        return Template.from_description(template)
     raise UnknownName(
         "template", template, TEMPLATES, 'A text such as "{input} -> {answer}" also works.'
     )

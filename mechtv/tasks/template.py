@@ -1,12 +1,38 @@
-"""How an example becomes text: the template's literal text around the example's fields."""
+"""How an example becomes text: the template's literal text around the example's fields.
 
+A template is plain text, or (`as_chat`) the turns of a chat. What stands around those turns differs
+from model to model: `mechtv.tasks.chat.template_for` writes them for one.
+"""
+
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from mechtv.errors import InvalidInput
 from mechtv.tasks.example import Example
 
 FIELD = re.compile(r"\{(\w+)\}")
+CHAT = "[chat"
+"""How the description of a template in the chat form begins, and no plain template."""
+JSON_TEXT = r'"(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+DESCRIPTION = re.compile(rf"\[chat(?:, system ({JSON_TEXT}))?\] (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptText:
+    """A prompt, and for each demonstration two places in it.
+
+    Args:
+        text: the prompt.
+        separators: how many characters stand before each demonstration's answer and the white
+            space that belongs to it.
+        ends: how many stand before each demonstration's end.
+    """
+
+    text: str
+    separators: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +42,37 @@ class Template:
     The query is everything before `{answer}` without trailing white space; that white space belongs
     to the answer (" jumped"), as tokenizers want it. Text after `{answer}` closes a demonstration.
 
+    In the chat form the query is what the user says and the answer what the assistant says. The
+    model's own chat template then stands for `separator` and for the text after `{answer}`.
+
+    Args:
+        text: literal text and fields.
+        separator: what joins demonstrations.
+        chat: whether demonstrations and query are turns of a chat.
+        system: the chat's system message; None for that of the model's chat template, if any, ""
+            for an empty one.
+
     Raises:
-        InvalidInput: if `{answer}` is missing or stands twice, or nothing stands before it.
+        InvalidInput: if `{answer}` is missing or stands twice, nothing stands before it, or there
+            is a system message without a chat.
     """
 
     text: str
     separator: str = "\n"
+    chat: bool = False
+    system: str | None = None
 
     def __post_init__(self) -> None:
+        if self.text.startswith(CHAT):
+            raise InvalidInput(
+                f"The template text {self.text!r} begins like the description of a chat form; "
+                "read it with Template.from_description, or begin the text with something else."
+            )
+        if self.system is not None and not self.chat:
+            raise InvalidInput(
+                f"The system message {self.system!r} needs the chat form; use "
+                "template.as_chat(system=...)."
+            )
         if self.text.count("{answer}") != 1:
             raise InvalidInput(
                 f"The template {self.text!r} must hold {{answer}} exactly once, "
@@ -49,22 +98,79 @@ class Template:
         """The example fields that the template reads."""
         return frozenset(FIELD.findall(self.text)) - {"answer"}
 
+    def as_chat(self, system: str | None = None) -> "Template":
+        """The same template in the chat form, for instruction-tuned models."""
+        return replace(self, chat=True, system=system)
+
+    @property
+    def description(self) -> str:
+        """The text and, in the chat form, a mark of it with the system message; for records."""
+        if not self.chat:
+            return self.text
+        if self.system is None:
+            return f"{CHAT}] {self.text}"
+        return f"{CHAT}, system {json.dumps(self.system, ensure_ascii=False)}] {self.text}"
+
+    @classmethod
+    def from_description(cls, description: str) -> "Template":
+        """The template that `description` describes (its separator is the usual one).
+
+        Raises:
+            InvalidInput: if it begins like the description of a chat form and is none.
+        """
+        if not description.startswith(CHAT):
+            return cls(text=description)
+        found = DESCRIPTION.fullmatch(description)
+        if found is None:
+            raise InvalidInput(
+                f"{description!r} describes no chat form; write '[chat] {{input}} -> {{answer}}', "
+                "or '[chat, system \"...\"] ...' with the system message as a JSON string."
+            )
+        system, text = found.groups()
+        system = None if system is None else json.loads(system, strict=False)
+        return cls(text=text, chat=True, system=system)
+
     @property
     def anchor(self) -> str:
-        """The literal text just before the answer, e.g. " ->": the same for every query."""
+        """The literal text just before the answer, e.g. " ->": the same for every query.
+
+        Raises:
+            InvalidInput: in the chat form; so do `answer`, `demonstration` and `prompt`.
+        """
+        self._check_plain()
         return FIELD.split(self._parts[0])[-1]
 
     def query(self, example: Example) -> str:
-        """The prompt for one example, up to the answer."""
+        """The prompt for one example, up to the answer; in the chat form, what the user says."""
         return _filled(self._parts[0], example)
 
     def answer(self, text: str) -> str:
         """An answer or label as it continues the query."""
+        self._check_plain()
         return self._parts[1] + text
 
     def demonstration(self, example: Example) -> str:
         """A whole example."""
         return self.query(example) + self.answer(example.answer) + self._parts[2]
+
+    def prompt(self, query: Example, demonstrations: Sequence[Example] = ()) -> PromptText:
+        """A query behind its demonstrations."""
+        self._check_plain()
+        text, separators, ends = "", [], []
+        for example in demonstrations:
+            separators.append(len(text) + len(self.query(example)))
+            ends.append(len(text) + len(self.demonstration(example)))
+            text += self.demonstration(example) + self.separator
+        return PromptText(
+            text=text + self.query(query), separators=tuple(separators), ends=tuple(ends)
+        )
+
+    def _check_plain(self) -> None:
+        if self.chat:
+            raise InvalidInput(
+                "The text around the turns of a chat differs from model to model; use "
+                "mechtv.tasks.chat.template_for(model, task.template)."
+            )
 
 
 def _filled(text: str, example: Example) -> str:

@@ -70,9 +70,21 @@ def token_of_characters(model: TransformerBridge, text: str, ends: list[int]) ->
     tokenizer = tokenizer_of(model)
     shift = len(prompt_ids(model, text)) - len(fragment_ids(model, text))
     if not tokenizer.is_fast:
-        return [shift + len(fragment_ids(model, text[:end])) - 1 for end in ends]
+        ids = fragment_ids(model, text)
+        return [shift + _token_without_offsets(model, ids, text[:end]) for end in ends]
     offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
         "offset_mapping"
     ]
     token_starts = [start for start, _ in offsets]
     return [shift + bisect_left(token_starts, end) - 1 for end in ends]
+
+
+def _token_without_offsets(model: TransformerBridge, ids: list[int], before: str) -> int:
+    """Which of the ids holds the last character of `before`, with which their text begins."""
+    own = fragment_ids(model, before)
+    if ids[: len(own)] == own:
+        return len(own) - 1
+    decode = tokenizer_of(model).decode  # "\n\n" may be one token at the end of a text only
+    n_characters = len(decode(own))
+    lengths = (len(decode(ids[: count + 1]).rstrip("\ufffd")) for count in range(len(ids)))
+    return next(i for i, length in enumerate(lengths) if length >= n_characters)

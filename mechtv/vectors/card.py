@@ -27,7 +27,8 @@ class Card:
         settings: every option the method ran with, defaults included (JSON values).
         model: the model's name; `model_revision` its commit or checksum; `weights` raw or
             processed.
-        task: the task's name; `template` the template's text.
+        task: the task's name; `template` the template's
+            description.
         seed: the seed of all its random choices.
         dtype: the data type of the model that made it.
         versions: library versions.
