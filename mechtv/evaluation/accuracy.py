@@ -260,7 +260,7 @@ def score_and_distribution(
         forced = force(model, batch.with_answers(), vector)
         first = forced.log_probabilities[forced.first]
         kept = first if tokens is None else first[:, tokens.to(first.device)]
-        return torch.cat([_scores(forced, batch), kept.cpu().double()], dim=1)
+        return torch.cat([forced_scores(forced, batch), kept.cpu().double()], dim=1)
 
     with torch.no_grad(), steady(model):
         columns = in_batches(
@@ -350,11 +350,12 @@ def answer_places(forced: Prompts) -> tuple[Int[Tensor, " token"], Int[Tensor, "
 def score_columns(
     model: TransformerBridge, prompts: Prompts, vector: TaskVector | None
 ) -> Float[Tensor, "batch score"]:
+    """`forced_scores` of the model under a vector."""
+    return forced_scores(force(model, prompts.with_answers(), vector), prompts)
+
+
+def forced_scores(forced: Forced, prompts: Prompts) -> Float[Tensor, "batch score"]:
     """Each row's full-vocabulary, label-restricted and exact hit, log-probability, top token."""
-    return _scores(force(model, prompts.with_answers(), vector), prompts)
-
-
-def _scores(forced: Forced, prompts: Prompts) -> Float[Tensor, "batch score"]:
     at_first = forced.log_probabilities[forced.first]
     columns = (
         forced.hits()[forced.first],
