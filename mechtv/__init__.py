@@ -51,7 +51,12 @@ if TYPE_CHECKING:
         universal_heads,
     )
     from mechtv.models import list_models, open_model
-    from mechtv.study import MethodComparison, compare_methods, flexibility
+    from mechtv.study import (
+        MethodComparison,
+        compare_methods,
+        dntp_accuracy_correlation,
+        flexibility,
+    )
     from mechtv.tasks import Example, Task, Template, get_task, list_tasks, regression_task
     from mechtv.tasks.prompts import Prompts
     from mechtv.vectors import (
@@ -108,7 +113,12 @@ _HOMES = {
         "universal_heads",
     ),
     "mechtv.models": ("list_models", "open_model"),
-    "mechtv.study": ("MethodComparison", "compare_methods", "flexibility"),
+    "mechtv.study": (
+        "MethodComparison",
+        "compare_methods",
+        "dntp_accuracy_correlation",
+        "flexibility",
+    ),
     "mechtv.tasks": ("Example", "Task", "Template", "get_task", "list_tasks", "regression_task"),
     "mechtv.tasks.prompts": ("Prompts",),
     "mechtv.vectors": (
@@ -163,6 +173,7 @@ __all__ = [
     "compare_mappings",
     "compare_methods",
     "dntp",
+    "dntp_accuracy_correlation",
     "efficiency",
     "evaluate",
     "evaluate_choice",

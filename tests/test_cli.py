@@ -87,6 +87,44 @@ def test_evaluate_takes_what_is_left_out_from_the_card(folder: Path, tmp_path: P
     assert call("evaluate", file, *few).output != call("evaluate", file, "--seed", 0, *few).output
 
 
+@pytest.mark.parametrize(
+    ("method", "options", "sites"),
+    [
+        ("hidden_state", ["--layer", "1", "--option", "shots=2", "--option", "n=3"], 1),
+        ("linear", ["--option", "shots=2", "--option", "n=4", "--option", "ridge=1e3"], 1),
+        ("i2cl", ["--option", "shots=2", "--option", "calibrate=false"], 6),
+        ("state_vector", ["--layer", "1", "--option", "optimisation=none"], 2),
+    ],
+)
+def test_extract_saves_the_vector_of_any_method(
+    folder: Path, tmp_path: Path, method: str, options: list[str], sites: int
+) -> None:
+    task = ["--model", folder, "--task", folder / "pairs.json"]
+    file = tmp_path / "vector.safetensors"
+    call("extract", method, "--out", file, *task, "--seed", "3", *options)
+    vector = TaskVector.load(file)
+    assert (vector.card.method, vector.card.seed, len(vector.sites)) == (method, 3, sites)
+
+
+def test_compare_writes_tables_and_a_figure_and_keeps_its_cells(
+    folder: Path, tmp_path: Path
+) -> None:
+    words = ["compare", folder / "pairs.json", "--model", folder]
+    words += ["--methods", "hidden_state,linear", "--layers", "0,2", "--shots", "2", "--n", "4"]
+    words += ["--option", "hidden_state.shots=2", "--option", "hidden_state.n=3"]
+    words += ["--option", "linear.shots=2", "--option", "linear.n=4", "--out", tmp_path]
+    first, again = call(*words), call(*words)
+    assert "pairs: hidden_state, layer 2: accuracy, full vocabulary" in first.output
+    assert "layer 2: accuracy" not in again.output
+    table = pd.read_csv(tmp_path / "methods.csv")
+    assert len(table[["method", "layer"]].drop_duplicates()) == 6
+    assert pd.read_csv(tmp_path / "best.csv")["method"].tolist() == [
+        "zero-shot", "in-context", "hidden_state", "linear"
+    ]  # fmt: skip
+    assert "Plotly.newPlot" in (tmp_path / "methods.html").read_text()
+    assert len(list((tmp_path / "cells").glob("*.json"))) == 6
+
+
 def test_tasks_are_listed_with_their_sizes() -> None:
     output = call("tasks").output
     assert "present-past" in output
@@ -101,6 +139,11 @@ def test_tasks_are_listed_with_their_sizes() -> None:
         (["evaluate", "--dtype", "float23"], "did you mean"),
         (["show", "nowhere.safetensors"], "There is no file 'nowhere.safetensors'"),
         (["learn", "--out", "nowhere/v.safetensors"], "There is no folder"),
+        (["extract", "lineer", "--out", "v"], "did you mean 'linear'"),
+        (["extract", "linear", "--out", "v", "--option", "rigde=5"], "did you mean 'ridge'"),
+        (["extract", "linear", "--out", "v", "--option", "ridge"], "write it like shots=5"),
+        (["extract", "i2cl", "--out", "v", "--layer", "3"], "writes to all layers"),
+        (["compare", "present-past", "--option", "epochs=5"], "write it like learned.epochs=5"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_status_2(

@@ -32,6 +32,13 @@ class Look:
 
 LOOKS = {
     "learned": Look(label="Learned vector", color="#0072b2"),
+    "learned-dntp": Look(
+        label="Learned vector (dNTP)",
+        color="#332288",
+        symbol="triangle-down",
+        dash="14px,3px,3px,3px",
+        pattern=".",
+    ),
     "hidden_state": Look(
         label="Hidden-state vector", color="#d55e00", symbol="square", dash="dash", pattern="/"
     ),
@@ -49,8 +56,20 @@ LOOKS = {
     "linear": Look(
         label="Linear map", color="#f0e442", symbol="hexagon", dash="4px,8px", pattern="|"
     ),
+    "constant": Look(
+        label="Constant map",
+        color="#999999",
+        symbol="hourglass",
+        dash="8px,3px,2px,3px,2px,3px",
+        pattern="+",
+    ),
+    "mlp": Look(
+        label="Residual MLP", color="#7b3f00", symbol="bowtie", dash="16px,8px", pattern="-"
+    ),
 }
-"""The colours are those of Okabe and Ito, made for every kind of colour vision."""
+"""The colours are those of Okabe and Ito, made for every kind of colour vision; where their eight
+run out, darker ones and a grey. Plotly has eight patterns: two looks that share one differ in
+lightness."""
 
 DEPTH_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "x")
 

@@ -101,11 +101,10 @@ def rows_with(table: pd.DataFrame, score: str) -> pd.DataFrame:
         raise InvalidInput(f"No task has the score {score!r}; there are {known or 'none'}.")
     twice = rows[rows.duplicated(CELL)]
     if len(twice):
-        task, method, layer = twice.iloc[0][CELL]
-        where = "" if pd.isna(layer) else f" at layer {layer}"
+        cell = ", ".join(str(part) for part in twice.iloc[0][CELL] if not pd.isna(part))
         raise InvalidInput(
-            f"{method!r}{where} has more than one {score!r} on {task!r}; keep the rows of one "
-            "model, one seed and one setting."
+            f"There is more than one {score!r} of ({cell}); keep the rows of one model, one seed "
+            "and one setting."
         )
     return rows
 
@@ -135,15 +134,8 @@ def _estimate(correlation: Correlation, x: Values, y: Values) -> Estimate:
     value = float(correlation(x, y)) if len(x) >= FEWEST else np.nan
     if np.isnan(value):
         return Estimate(value=value, low=value, high=value, n=len(x))
-    drawn = stats.bootstrap(
-        (x, y),
-        correlation,
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).bootstrap_distribution
+    chosen = np.random.default_rng(0).integers(0, len(x), (RESAMPLES, len(x)))
+    drawn = correlation(x[chosen], y[chosen])
     low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value=value, low=float(low), high=float(high), n=len(x))
 

@@ -20,9 +20,11 @@ from mechtv.plots.style import (
 
 
 def test_no_two_settings_share_a_colour_a_marker_or_a_dash() -> None:
-    for feature in ("color", "symbol", "dash", "pattern", "label"):
+    for feature in ("color", "symbol", "dash", "label"):
         values = [getattr(look, feature) for look in LOOKS.values()]
         assert len(set(values)) == len(values), feature
+    bars = [(look.color, look.pattern) for look in LOOKS.values()]  # Plotly has eight patterns
+    assert len(set(bars)) == len(bars)
 
 
 def test_every_look_is_one_that_plotly_knows() -> None:

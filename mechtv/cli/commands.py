@@ -1,17 +1,27 @@
-"""The command line: `mechtv run`, `tasks`, `learn`, `evaluate`, `show`.
+"""The commands, one function each.
 
 A thin user of the library. Everything heavy is imported inside the commands, so `--help` is quick.
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mechtv.cli.values import (
+    check_folder,
+    line_of,
+    numbers,
+    opened_model,
+    options_by_method,
+    options_of,
+    task_named,
+    write_table,
+    write_text,
+)
+
 if TYPE_CHECKING:
     from mechtv.overview import Setting
-    from mechtv.tasks import Task
 
 app = typer.Typer(
     help="Train, extract, score and explain the task vectors of language models.",
@@ -31,6 +41,10 @@ TemplateText = Annotated[
 Layers = Annotated[
     str | None,
     typer.Option("--layers", help="Blocks, e.g. 4,11,19 (from 0). Four depths if left out."),
+]
+MethodOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="An option of the method, e.g. shots=5; may be repeated."),
 ]
 N = Annotated[int | None, typer.Option("--n", help="How many test queries; all if left out.")]
 Seed = Annotated[int, typer.Option(help="Fixes splits, demonstrations and training.")]
@@ -60,8 +74,8 @@ def run(
     from mechtv.overview import run_overview
     from mechtv.report import write_report
 
-    depths = _numbers(layers)
-    chosen, opened = _task(task, template), _open(model, device, dtype)
+    depths = numbers(layers)
+    chosen, opened = task_named(task, template), opened_model(model, device, dtype)
     vectors = out / "vectors"
     vectors.mkdir(parents=True, exist_ok=True)
 
@@ -81,9 +95,9 @@ def run(
         seed=seed,
         on_finished=keep,
     )
-    _write_table(overview.table(), out / "results.csv")
-    _write_table(overview.comparisons(), out / "comparisons.csv")
-    _write_table(overview.curves(), out / "curves.csv")
+    write_table(overview.table(), out / "results.csv")
+    write_table(overview.comparisons(), out / "comparisons.csv")
+    write_table(overview.curves(), out / "curves.csv")
     page = write_report(overview, out / "report.html")
     typer.echo(f"Done in {overview.seconds:.0f} s. Open {page}")
 
@@ -129,12 +143,12 @@ def learn(
     """Train one vector and save it."""
     from mechtv.methods import learn as train
 
-    _check_folder(out)
+    check_folder(out)
     vector = train(
-        _open(model, device, dtype),
-        _task(task, template),
-        _numbers(layers),
-        positions="all" if positions == "all" else _numbers(positions) or (-1,),
+        opened_model(model, device, dtype),
+        task_named(task, template),
+        numbers(layers),
+        positions="all" if positions == "all" else numbers(positions) or (-1,),
         objective=objective,  # type: ignore[arg-type]
         shots=shots,
         step_size=step_size,
@@ -145,6 +159,83 @@ def learn(
     )
     typer.echo(vector.training_curve().to_string(index=False))
     typer.echo(f"Saved {vector.save(out)}")
+
+
+@app.command()
+def extract(
+    method: Annotated[str, typer.Argument(help="hidden_state, function_vector, linear, ...")],
+    out: Annotated[Path, typer.Option(help="The file to write, e.g. past.safetensors.")],
+    model: ModelName = "smollm2-135m",
+    task: TaskName = "present-past",
+    template: TemplateText = None,
+    layer: Annotated[
+        int | None, typer.Option(help="The block; the method's own default if left out.")
+    ] = None,
+    option: MethodOptions = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Obtain one vector by any method and save it."""
+    from mechtv.errors import InvalidInput
+    from mechtv.methods.registry import check_options, method_named
+
+    chosen, options = method_named(method), options_of(option)
+    check_options(method, options)
+    check_folder(out)
+    if layer is not None and not chosen.has_layer:
+        raise InvalidInput(f"{method!r} writes to all layers; leave out --layer.")
+    where = () if layer is None else (layer,)
+    opened = opened_model(model, device, dtype)
+    vector = chosen.make(opened, task_named(task, template), *where, **{"seed": seed} | options)
+    typer.echo(f"{vector}\nSaved {vector.save(out)}")
+
+
+@app.command()
+def compare(
+    tasks: Annotated[list[str], typer.Argument(help="Names of `mechtv tasks`, or JSON files.")],
+    out: Annotated[Path, typer.Option(help="The folder for tables, figure and cells.")] = Path(
+        "out/compare"
+    ),
+    model: ModelName = "smollm2-135m",
+    template: TemplateText = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, e.g. learned,linear; all if left out.")
+    ] = None,
+    layers: Layers = None,
+    shots: Annotated[int, typer.Option(help="Demonstrations in context.")] = 8,
+    n: N = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="A method's option, e.g. learned.epochs=5; may be repeated."),
+    ] = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """All methods at several layers: one table and one figure. Finished cells are kept."""
+    from mechtv.plots import accuracy_of_methods
+    from mechtv.study import compare_methods
+
+    options = options_by_method(option)
+    comparison = compare_methods(
+        opened_model(model, device, dtype),
+        [task_named(name, template) for name in tasks],
+        None if methods is None else methods.split(","),
+        numbers(layers),
+        shots=shots,
+        n=n,
+        options=options,
+        folder=str(out / "cells"),
+        seed=seed,
+        on_finished=lambda rows: typer.echo(line_of(rows)),
+    )
+    write_table(comparison.table(), out / "methods.csv")
+    write_table(comparison.wide(), out / "best.csv")
+    page = accuracy_of_methods(comparison).to_html(include_plotlyjs=True)
+    write_text(page, out / "methods.html")
+    typer.echo(comparison.wide().to_string(index=False))
+    typer.echo(f"Tables and the figure are in {out}")
 
 
 @app.command()
@@ -178,11 +269,11 @@ def evaluate(
     loaded = None if vector is None else TaskVector.load(vector)
     card = None if loaded is None else loaded.card
     of_card = card is not None and task in (None, card.task)
-    chosen = _task(
+    chosen = task_named(
         task or (card.task if card else "present-past"),
         template or (card.template if card and of_card else None),
     )
-    opened = _open(model or (card.model if card else "smollm2-135m"), device, dtype)
+    opened = opened_model(model or (card.model if card else "smollm2-135m"), device, dtype)
     options: dict[str, Any] = {"split": split, "n": n, "seed": seed}
     parts = [scores(opened, chosen, loaded, shots=shots, **options).table()]
     for over in ("labels", "vocabulary"):
@@ -209,57 +300,3 @@ def show(file: Annotated[Path, typer.Argument(help="A vector's file.")]) -> None
     typer.echo(json.dumps({k: v for k, v in card.items() if k != "curve"}, indent=2))
     if vector.card.curve:
         typer.echo(f"\n{vector.training_curve().to_string(index=False)}")
-
-
-def main() -> None:
-    """The entry point: one clear sentence for what the user can mend, exit status 2."""
-    from mechtv.errors import MechtvError
-
-    try:
-        app()
-    except MechtvError as error:
-        typer.echo(f"mechtv: {error}", err=True)
-        sys.exit(2)
-
-
-def _open(model: str, device: str | None, dtype: str) -> Any:
-    import torch
-
-    from mechtv.errors import UnknownName
-    from mechtv.models import open_model
-
-    kinds = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-    if dtype not in kinds:
-        raise UnknownName("data type", dtype, kinds)
-    return open_model(model, device=device, dtype=kinds[dtype])
-
-
-def _task(name: str, template: str | None) -> "Task":
-    from mechtv.tasks import get_task
-
-    task = get_task(name)
-    return task if template is None else task.with_template(template.replace("\\n", "\n"))
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    from mechtv.errors import InvalidInput
-
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InvalidInput(f"{text!r} is not a list of numbers; write them like 4,11,19.") from None
-
-
-def _check_folder(path: Path) -> None:
-    from mechtv.errors import InvalidInput
-
-    if not path.resolve().parent.is_dir():
-        raise InvalidInput(f"There is no folder {str(path.parent)!r}; make it first.")
-
-
-def _write_table(table: Any, path: Path) -> None:
-    from mechtv.files import write_whole
-
-    write_whole(path, table.to_csv(index=False).encode())

@@ -1,0 +1,131 @@
+"""Every method on nine tasks at four depths: accuracies, dNTP, seconds to fit and per query.
+
+    python figures/methods_table.py --data FOLDER      (FOLDER holds sst2.train.jsonl and so on)
+    python figures/methods_table.py --tasks present-past,topic
+
+The ridge of the linear map is chosen on validation queries for each task, since the paper's 5 is
+next to nothing where states have norms in the hundreds. Finished cells are kept in out/methods/;
+start it again after an interruption and it goes on. Writes methods.csv (every layer),
+methods_best.csv (the layer that is best on validation) and methods_correlation.csv to
+figures/results.
+"""
+
+from pathlib import Path
+
+import typer
+
+import mechtv
+from mechtv.evaluation.scoring import Scorer
+from mechtv.files import write_whole
+from mechtv.methods.linear import LinearSettings, linear_from_states
+from mechtv.methods.states import paired_states
+from mechtv.study import dntp_accuracy_correlation
+from mechtv.study.store import Store
+from mechtv.vectors import Site
+
+WORDS = "present-past,singular-plural,capitalize,country-capital,antonym,sentiment"
+TEXTS = ("sst2", "trec", "ag-news")
+RIDGES = (5.0, 1e3, 1e4, 1e5)
+SHOTS = 8
+
+# Texts are some ten times as long as words, so fewer of them are read.
+OPTIONS = {
+    "words": {
+        "i2cl": {"epochs": 30},
+        "linear": {"shots": SHOTS, "n": 128},
+        "learned": {"batch_size": 32, "n_train": 300, "n_validation": 100},
+        "learned-dntp": {"batch_size": 32, "n_train": 300, "n_validation": 100},
+    },
+    "texts": {
+        "hidden_state": {"shots": 5, "n": 32},
+        "function_vector": {"shots": 5, "n": 50, "n_shuffled": 25},
+        "i2cl": {"epochs": 20},
+        "linear": {"shots": SHOTS, "n": 96},
+        "learned": {"batch_size": 32, "epochs": 6, "n_train": 200, "n_validation": 100},
+        "learned-dntp": {
+            "batch_size": 32,
+            "epochs": 6,
+            "n_train": 100,
+            "n_validation": 50,
+            "icl_shots": 4,
+        },
+    },
+}
+
+
+def main(
+    data: str | None = None,
+    tasks: str = "",
+    n: int = 100,
+    seed: int = 0,
+    out: Path = Path("out/methods"),
+    results: Path = Path(__file__).parent / "results",
+) -> None:
+    model = mechtv.open_model()
+    names = tasks.split(",") if tasks else [*WORDS.split(","), *(TEXTS if data else ())]
+    parts = []
+    for name in names:
+        kind = "texts" if name in TEXTS else "words"
+        task = mechtv.get_task(name, data=data if name in TEXTS else None)
+        own = {method: dict(options) for method, options in OPTIONS[kind].items()}
+        own["linear"]["ridge"] = _ridge(model, task, own["linear"], seed, out)
+        sizes = {split: len(getattr(task.splits(seed), split)) for split in ("train", "validation")}
+        for method in ("learned", "learned-dntp"):
+            own[method]["n_train"] = min(own[method]["n_train"], sizes["train"])
+            own[method]["n_validation"] = min(own[method]["n_validation"], sizes["validation"])
+        parts.append(
+            mechtv.compare_methods(
+                model,
+                [task],
+                shots=SHOTS,
+                n=min(n, len(task.splits(seed).test)),
+                n_validation=min(n, sizes["validation"]),
+                options=own,
+                folder=str(out),
+                seed=seed,
+                on_finished=lambda rows: typer.echo(
+                    f"{rows[0]['task']} {rows[0]['method']} {rows[0]['layer']}: "
+                    + "; ".join(f"{r['score']} {r['value']:.3f}" for r in rows[:6])
+                ),
+            )
+        )
+        whole = mechtv.MethodComparison.of(*parts)
+        tables = {
+            "methods": whole.table(),
+            "methods_best": whole.wide(),
+            "methods_correlation": dntp_accuracy_correlation(whole),
+        }
+        for file, table in tables.items():
+            write_whole(results / f"{file}.csv", table.to_csv(index=False).encode())
+
+
+def _ridge(model, task, options, seed: int, out: Path) -> float:
+    """The ridge whose map at the last layer is nearest to in-context on validation queries."""
+    store = Store(out)
+    key = {"task": task.name, "method": "ridge", "options": options, "seed": seed}
+    rows = store.rows(key)
+    if rows is None:
+        site = Site(layer=model.cfg.n_layers - 1, component="resid_post")
+        states = paired_states(model, task, site, seed=seed, **options)
+        n = min(48, len(task.splits(seed).validation))
+        scorer = Scorer(model, task, shots=SHOTS, split="validation", n=n, seed=seed)
+        rows = []
+        for ridge in RIDGES:
+            settings = LinearSettings(
+                layer=site.layer,
+                component="resid_post",
+                ridge=ridge,
+                solver="auto",
+                intercept=False,
+                fit="same site",
+                **options,
+            )
+            vector = linear_from_states(model, task, settings, states, seed=seed)
+            _, vocabulary = scorer.score("linear", vector).divergences
+            rows.append({"ridge": ridge, "dntp": vocabulary.value})
+        store.keep(key, rows)
+    return min(rows, key=lambda row: row["dntp"])["ridge"]
+
+
+if __name__ == "__main__":
+    typer.run(main)
