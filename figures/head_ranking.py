@@ -8,7 +8,6 @@ figures/results/head_ranking.csv, and a heat map a task to out/heads/. Each fini
 kept in out/heads/ and not measured again.
 """
 
-import json
 from itertools import combinations
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from scipy import stats
 
 import mechtv
 from mechtv.files import write_whole
+from mechtv.study.store import Store, key_of
 
 TASKS = (
     "antonym",
@@ -29,6 +29,7 @@ TASKS = (
     "singular-plural",
 )
 TOP = 10
+SETTINGS = {"shots": 10, "n": 100, "n_shuffled": 25}
 
 
 def main(data: str | None = None, seeds: str = "0,1", out: Path = Path("out/heads")) -> None:
@@ -50,16 +51,16 @@ def main(data: str | None = None, seeds: str = "0,1", out: Path = Path("out/head
 
 def _measured(model, task, name: str, seed: int, kept: Path) -> pd.DataFrame:
     """The table of one (task, seed); from its file if it is there."""
-    path = kept / f"{name}-seed{seed}.json"
-    if not path.is_file():
-        effects = mechtv.measure_head_effects(
-            model, task, shots=10, n=100, n_shuffled=25, seed=seed
-        )
+    store = Store(kept)
+    key = key_of(model, task, method="head effects", **SETTINGS, seed=seed)
+    rows = store.rows(key)
+    if rows is None:
+        effects = mechtv.measure_head_effects(model, task, **SETTINGS, seed=seed)
         figure = mechtv.plots.head_effects(effects)
         figure.write_html(kept / f"{name}-seed{seed}.html")
         rows = effects.table().assign(task=name, seed=seed).to_dict("records")
-        write_whole(path, json.dumps(rows).encode())
-    return pd.DataFrame(json.loads(path.read_text()))
+        store.keep(key, rows)
+    return pd.DataFrame(rows)
 
 
 def _stability(table: pd.DataFrame) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from mechtv.files import write_whole
 from mechtv.methods.linear import LinearSettings, linear_from_states
 from mechtv.methods.states import paired_states
 from mechtv.study import dntp_accuracy_correlation
-from mechtv.study.store import Store
+from mechtv.study.store import Store, key_of
 from mechtv.vectors import Site
 
 WORDS = "present-past,singular-plural,capitalize,country-capital,antonym,sentiment"
@@ -69,17 +69,17 @@ def main(
         task = mechtv.get_task(name, data=data if name in TEXTS else None)
         own = {method: dict(options) for method, options in OPTIONS[kind].items()}
         own["linear"]["ridge"] = _ridge(model, task, own["linear"], seed, out)
-        sizes = {split: len(getattr(task.splits(seed), split)) for split in ("train", "validation")}
+        splits = task.splits(seed)
         for method in ("learned", "learned-dntp"):
-            own[method]["n_train"] = min(own[method]["n_train"], sizes["train"])
-            own[method]["n_validation"] = min(own[method]["n_validation"], sizes["validation"])
+            most = {"n_train": len(splits.train), "n_validation": len(splits.validation)}
+            own[method] |= {size: min(own[method][size], n) for size, n in most.items()}
         parts.append(
             mechtv.compare_methods(
                 model,
                 [task],
                 shots=SHOTS,
-                n=min(n, len(task.splits(seed).test)),
-                n_validation=min(n, sizes["validation"]),
+                n=n,
+                n_validation=n,
                 options=own,
                 folder=str(out),
                 seed=seed,
@@ -102,7 +102,9 @@ def main(
 def _ridge(model, task, options, seed: int, out: Path) -> float:
     """The ridge whose map at the last layer is nearest to in-context on validation queries."""
     store = Store(out)
-    key = {"task": task.name, "method": "ridge", "options": options, "seed": seed}
+    key = key_of(
+        model, task, method="ridge", options=options, shots=SHOTS, ridges=RIDGES, seed=seed
+    )
     rows = store.rows(key)
     if rows is None:
         site = Site(layer=model.cfg.n_layers - 1, component="resid_post")

@@ -22,7 +22,7 @@ import mechtv
 from mechtv.evaluation.scoring import Scorer
 from mechtv.files import write_whole
 from mechtv.seeds import torch_rng
-from mechtv.study.store import Store
+from mechtv.study.store import Store, key_of
 
 MODELS = ("smollm2-135m", "gemma-3-270m")
 DEPTHS = (0.25, 0.5, 0.75)
@@ -42,10 +42,18 @@ def main(
         mapping = mechtv.unembedding_map(models[giver], models[receiver])
         maps.append(mapping.table())
         for name in tqdm(tasks.split(","), desc=f"{giver} to {receiver}"):
-            key = {"task": name, "from": giver, "to": receiver, "n": n, "seed": seed}
+            task = mechtv.get_task(name)
+            key = key_of(
+                models[giver],
+                task,
+                method=f"to {receiver}",
+                shots=SHOTS,
+                depths=DEPTHS,
+                n=n,
+                seed=seed,
+            )
             found = store.rows(key)
             if found is None:
-                task = mechtv.get_task(name)
                 found = _rows(models[giver], models[receiver], mapping, task, n, seed)
                 found = [{"from": giver, "to": receiver} | row for row in found]
                 store.keep(key, found)

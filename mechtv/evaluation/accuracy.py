@@ -29,6 +29,7 @@ from mechtv.evaluation.intervals import (
     share,
 )
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, log_probabilities, logits_at
 from mechtv.tasks.prompts import Prompts
@@ -197,11 +198,6 @@ def evaluate(
         provenance=Provenance.of(model, task, seed),
         progress=progress,
     )
-
-
-def seed_for(vector: TaskVector | None) -> int:
-    """The seed whose splits a vector was made on; 0 for the plain model or an unknown seed."""
-    return 0 if vector is None or vector.card.seed is None else vector.card.seed
 
 
 def score(

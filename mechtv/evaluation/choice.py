@@ -19,7 +19,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.accuracy import force, seed_for
+from mechtv.evaluation.accuracy import force
 from mechtv.evaluation.intervals import (
     Comparison,
     Estimate,
@@ -29,6 +29,7 @@ from mechtv.evaluation.intervals import (
     share,
 )
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, last_logits, log_probabilities
 from mechtv.tasks.example import Example

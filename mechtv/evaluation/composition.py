@@ -15,7 +15,8 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.accuracy import Evaluation, ScoreName
-from mechtv.evaluation.many import PLAIN, check_names, common_seed, score_all, with_first
+from mechtv.evaluation.many import PLAIN, check_names, score_all, with_first
+from mechtv.evaluation.seeds import common_seed
 from mechtv.tasks.task import SplitName, Task
 from mechtv.vectors.vector import TaskVector
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.accuracy import seed_for
 from mechtv.evaluation.intervals import Estimate, mean
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, last_logits, log_probabilities
 from mechtv.tasks.chat import template_for
@@ -112,6 +112,11 @@ def dntp(
         raise InvalidInput(f"over={over!r} is unknown; use 'labels' or 'vocabulary'.")
     seed = seed_for(vector) if seed is None else seed
     tokens = answer_space(model, task) if over == "labels" else None
+    if tokens is not None and len(tokens) < 2:
+        raise InvalidInput(
+            f"All answers of {task.name!r} begin with one token, so distributions over labels "
+            "cannot differ; use over='vocabulary'."
+        )
 
     def distribution(k: int, applied: TaskVector | None, title: str) -> Tensor:
         prompts = Prompts.of(model, task, split=split, shots=k, n=n, seed=seed)

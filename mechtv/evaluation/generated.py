@@ -19,9 +19,9 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.accuracy import seed_for
 from mechtv.evaluation.intervals import Comparison, Estimate, compare_shares, share
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.generate import greedy
 from mechtv.forward.run import in_batches
 from mechtv.tasks.chat import template_for
@@ -156,7 +156,9 @@ def evaluate_generated(
         title=f"{setting} texts, {task.name}",
         progress=progress,
     ).tolist()
-    texts = tuple(_up_to(stop, text_of(model, row)).strip() for row in rows)
+    space = template_for(model, task.template).answer("")  # it may hold the stop text itself
+    written = [text_of(model, row).removeprefix(space) for row in rows]
+    texts = tuple(_up_to(stop, text).strip() for text in written)
     answers = tuple(example.answer.strip() for example in prompts.examples)
     starts = [tuple(row[: len(a)]) == a for row, a in zip(rows, prompts.answers, strict=True)]
     return Generated(

@@ -3,7 +3,7 @@
 What `transfer_matrix` and `evaluate_composition` share. For one vector use `evaluate`.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -19,7 +19,6 @@ from mechtv.forward.run import kept
 from mechtv.progress import progress
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
-from mechtv.vectors.card import Card
 from mechtv.vectors.vector import TaskVector
 
 PLAIN = "zero-shot"
@@ -65,21 +64,6 @@ def score_all(
     return found
 
 
-def common_seed(vectors: Iterable[TaskVector]) -> int:
-    """The seed whose splits all the vectors were made on; 0 if none of them has a seed.
-
-    Raises:
-        InvalidInput: if there are several.
-    """
-    seeds = set[int]().union(*(_seeds(vector.card) for vector in vectors))
-    if len(seeds) > 1:
-        raise InvalidInput(
-            f"The vectors were made on the splits of the seeds {sorted(seeds)}, so one's test "
-            "queries are another's training queries; give seed=, or make them with one seed."
-        )
-    return seeds.pop() if seeds else 0
-
-
 def check_names(vectors: Mapping[str, TaskVector], taken: Collection[str]) -> None:
     """Check that there are vectors, and that none has the name of another row.
 
@@ -109,10 +93,3 @@ def _prepared(
     union = replace(vectors[0], edits=every, acts_on=acts_on.pop() if len(acts_on) == 1 else "both")
     forced = prompts.with_answers()
     return kept(model, forced, union, places=answer_places(forced))
-
-
-def _seeds(card: Card) -> set[int]:
-    """The seeds of a vector, or of those that it was computed from."""
-    if card.seed is not None:
-        return {card.seed}
-    return set[int]().union(*map(_seeds, card.sources))

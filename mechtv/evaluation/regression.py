@@ -17,10 +17,10 @@ from jaxtyping import Float
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.accuracy import seed_for
 from mechtv.evaluation.generated import text_of, write
 from mechtv.evaluation.intervals import Comparison, Estimate, compare_means, mean, share
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.seeds import seed_for
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
 from mechtv.vectors.vector import TaskVector

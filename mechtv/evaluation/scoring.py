@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
+from mechtv.errors import InvalidInput
 from mechtv.evaluation.accuracy import Evaluation, score_and_distribution
 from mechtv.evaluation.dntp import Divergence, Over, answer_space, kl_divergence, restricted
 from mechtv.evaluation.provenance import Provenance
@@ -25,12 +26,13 @@ class Scores:
 
     Args:
         evaluation: accuracies and log-probability.
-        divergences: dNTP over `labels` and over the `vocabulary`.
+        divergences: dNTP over the `vocabulary`, and before it over `labels`, unless all answers
+            begin with one token.
         seconds_per_query: of the pass that scored it, batched; prompts and model were ready.
     """
 
     evaluation: Evaluation
-    divergences: tuple[Divergence, Divergence]
+    divergences: tuple[Divergence, ...]
     seconds_per_query: float
 
     def table(self) -> pd.DataFrame:
@@ -68,28 +70,34 @@ class Scorer:
         self.zero_shot = Prompts.of(model, task, split=split, n=n, seed=seed)
         self.in_context = Prompts.of(model, task, split=split, shots=shots, n=n, seed=seed)
         self._provenance = Provenance.of(model, task, seed)
-        self._tokens = answer_space(model, task)
+        tokens = answer_space(model, task)
+        self._tokens = tokens if len(tokens) > 1 else None  # over one token nothing can differ
+        first = self.zero_shot.select(range(min(2, len(self.zero_shot))))
+        self._timed(first, "zero-shot", None)  # what a first pass costs is nobody's
         self._known = self._run("in-context", None)
 
     def score(self, name: str, vector: TaskVector | None = None) -> Scores:
         """The scores of `in-context`, or of anything else on zero-shot prompts under a vector."""
-        evaluation, given, seconds = (
-            self._known if name == "in-context" else self._run(name, vector)
-        )
+        if name == "in-context" and vector is not None:
+            raise InvalidInput("The in-context run has no vector; give the vector another name.")
+        known = name == "in-context"
+        evaluation, given, seconds = self._known if known else self._run(name, vector)
+        divergences = [self._divergence(name, given, "vocabulary", None)]
+        if self._tokens is not None:
+            divergences.insert(0, self._divergence(name, given, "labels", self._tokens))
         return Scores(
-            evaluation=evaluation,
-            divergences=(
-                self._divergence(name, given, "labels", self._tokens),
-                self._divergence(name, given, "vocabulary", None),
-            ),
-            seconds_per_query=seconds,
+            evaluation=evaluation, divergences=tuple(divergences), seconds_per_query=seconds
         )
 
     def _run(
         self, name: str, vector: TaskVector | None
     ) -> tuple[Evaluation, Float[Tensor, "query d_vocab"], float]:
-        in_context = name == "in-context"
-        prompts = self.in_context if in_context else self.zero_shot
+        prompts = self.in_context if name == "in-context" else self.zero_shot
+        return self._timed(prompts, name, vector)
+
+    def _timed(
+        self, prompts: Prompts, name: str, vector: TaskVector | None
+    ) -> tuple[Evaluation, Float[Tensor, "query d_vocab"], float]:
         began = time.perf_counter()
         evaluation, distribution = score_and_distribution(
             self.model,
@@ -97,7 +105,7 @@ class Scorer:
             vector,
             task=self.task.name,
             setting=name,
-            shots=self.shots if in_context else 0,
+            shots=self.shots if name == "in-context" else 0,
             split=self.split,
             provenance=self._provenance,
             batch_size=self._batch_size,

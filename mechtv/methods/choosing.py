@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import pandas as pd
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.errors import InvalidInput
+from mechtv.errors import InvalidInput, UnknownName
 from mechtv.evaluation.accuracy import Evaluation, ScoreName, evaluate
 from mechtv.methods.layers import as_layers
 from mechtv.progress import progress as progress_over
@@ -83,7 +84,7 @@ def choose_layer(
     by: ScoreName | None = None,
     split: SplitName = "validation",
     n: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     progress: bool | None = None,
 ) -> LayerChoice:
     """Make a vector at each layer and score it on queries that are not the test's.
@@ -96,10 +97,14 @@ def choose_layer(
         by: the score that decides: label-restricted accuracy for tasks with a closed label set,
             else full-vocabulary accuracy, if None.
         n: how many queries; the whole split if None.
+        seed: fixes the splits; each vector's own, as in `evaluate`, if None.
 
     Raises:
-        InvalidInput: for no layers, one given twice, or a label-restricted score of open answers.
+        InvalidInput: for no layers, one given twice, an unknown score, or a label-restricted one of
+            open answers.
     """
+    if by is not None and by not in get_args(ScoreName):
+        raise UnknownName("score", by, get_args(ScoreName))
     if by == "label-restricted" and task.labels is None:
         raise InvalidInput(
             f'The task {task.name!r} has open answers; choose its layer by="full vocabulary".'

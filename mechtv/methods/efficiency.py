@@ -15,8 +15,9 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.accuracy import Evaluation, score
-from mechtv.evaluation.many import PLAIN, common_seed
+from mechtv.evaluation.many import PLAIN
 from mechtv.evaluation.provenance import Provenance
+from mechtv.evaluation.seeds import common_seed
 from mechtv.forward.memory import full_passes, steady
 from mechtv.forward.run import last_logits
 from mechtv.methods.cost import costs_of, mean_length

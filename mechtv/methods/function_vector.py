@@ -37,7 +37,7 @@ def extract_function_vector(
     layer: int | None = None,
     *,
     shots: int = 10,
-    heads: int | float | Sequence[Head] = 10,
+    heads: int | float | Sequence[Sequence[int]] = 10,
     effects: HeadEffects | None = None,
     n: int = 100,
     n_shuffled: int = 25,
@@ -78,7 +78,7 @@ def extract_function_vector(
     _check_request(model, site, heads, effects, shots)
     sample = {"shots": shots, "n": min(n, len(task.splits(seed).train)), "seed": seed}
     if isinstance(heads, Sequence):
-        chosen = tuple(heads)
+        chosen = tuple((layer, head) for layer, head in heads)  # a card holds them as lists
     else:
         if effects is None:
             effects = measure_head_effects(
@@ -118,12 +118,11 @@ def _holds_means_of(
     effects: HeadEffects, model: TransformerBridge, task: Task, *, shots: int, n: int, seed: int
 ) -> bool:
     """Whether measuring the means anew would give those that the effects hold."""
-    held = task.splits(seed).validation[: effects.n_shuffled]
-    return (
-        (effects.task, effects.shots, effects.n) == (task.name, shots, n)
-        and effects.provenance == Provenance.of(model, task, seed)
-        and effects.queries == tuple(example.key for example in held)
-    )
+    return (effects.task_checksum, effects.shots, effects.n) == (
+        task.checksum(),
+        shots,
+        n,
+    ) and effects.provenance == Provenance.of(model, task, seed)
 
 
 def _about_heads(chosen: Sequence[Head], effects: HeadEffects | None) -> dict[str, Any]:
@@ -142,7 +141,7 @@ def _about_heads(chosen: Sequence[Head], effects: HeadEffects | None) -> dict[st
 def _check_request(
     model: TransformerBridge,
     site: Site,
-    heads: int | float | Sequence[Head],
+    heads: int | float | Sequence[Sequence[int]],
     effects: HeadEffects | None,
     shots: int,
 ) -> None:
@@ -165,7 +164,7 @@ def _check_request(
             f"{shape[1]}; use effects of a model of this shape."
         )
     if isinstance(heads, Sequence):
-        _check_heads(heads, *shape)
+        _check_heads([(layer, head) for layer, head in heads], *shape)
     else:
         n_chosen(heads, shape[0] * shape[1])
 

@@ -51,6 +51,7 @@ class HeadEffects:
         per_prompt: p(right answer) with the head's output replaced by its mean, minus p without.
         baseline: p without, of each shuffled prompt.
         means: each head's mean output before W_O, at the last token of the clean prompts.
+        task_checksum: of the task that was measured (`Task.checksum`).
         provenance: model, weights, template and seed.
     """
 
@@ -61,6 +62,7 @@ class HeadEffects:
     per_prompt: Float[np.ndarray, "layer head prompt"]
     baseline: Float[np.ndarray, " prompt"]
     means: Float[Tensor, "layer head d_head"]
+    task_checksum: str = ""
     provenance: Provenance = UNKNOWN
 
     @property
@@ -176,6 +178,7 @@ def measure_head_effects(
         per_prompt=effects.numpy(),
         baseline=baseline.numpy(),
         means=means,
+        task_checksum=task.checksum(),
         provenance=Provenance.of(model, task, seed),
     )
 

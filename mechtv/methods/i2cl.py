@@ -3,7 +3,7 @@
 Li et al. 2025, *Implicit In-context Learning* (METHODS, section 2). Each demonstration is read by
 itself; the mean of its attention and MLP outputs at its last token is the context vector v of a
 (layer, component). A zero-shot prompt then runs with a <- beta * a + lambda * v at every layer and
-position. The few betas and lambdas are calibrated on the same demonstrations. It edits the whole
+token of it. The few betas and lambdas are calibrated on the same demonstrations. It edits the whole
 pass, so every pass under it is a full one; use another method where speed matters.
 """
 

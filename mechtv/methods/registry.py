@@ -1,6 +1,6 @@
 """Every method by name, in one form, for whoever runs them all. A new method is one line here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -19,7 +19,7 @@ from mechtv.methods.state_vector import extract_state_vector
 from mechtv.tasks.task import Task
 from mechtv.vectors.vector import TaskVector
 
-N_FIXED = 2  # the model and the task, which every method takes first
+SET_BY_CALLER = ("seed", "progress", "layer", "layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,8 @@ class Method:
     Args:
         make: takes a model, a task, a layer (if it `has_layer`) and options.
         has_layer: whether it is for one layer; else it is for all at once.
-        shared: options that are costly and the same at every layer, made once; from a model, a
+        shared: from a model, a task and options: what is costly and the same at every layer, as
+            further options.
     """
 
     make: Callable[..., TaskVector]
@@ -38,6 +39,8 @@ class Method:
 
 
 def _head_effects(model: TransformerBridge, task: Task, **options: Any) -> dict[str, Any]:
+    if "effects" in options or isinstance(options.get("heads"), Sequence):
+        return {}
     known = ("shots", "n", "n_shuffled", "seed", "progress")
     own = {name: value for name, value in options.items() if name in known}
     return {"effects": measure_head_effects(model, task, **own)}
@@ -65,13 +68,21 @@ def method_named(name: str) -> Method:
     return METHODS[name]
 
 
-def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that a method does not have.
+def check_options(name: str, options: Mapping[str, Any], also_set: Collection[str] = ()) -> None:
+    """Refuse options that a method does not have, or that its caller sets for it.
+
+    Args:
+        also_set: options beside the seed, the bar and the layer that the caller sets.
 
     Raises:
         UnknownName: for the first such option.
     """
-    known = list(signature(method_named(name).make).parameters)[N_FIXED:]
+    make = method_named(name).make
+    fixed = make.keywords if isinstance(make, partial) else {}
+    taken = {"model", "task", *SET_BY_CALLER, *also_set, *fixed}
+    parameters = signature(make).parameters.values()
+    known = [p.name for p in parameters if p.name not in taken and p.kind != p.VAR_KEYWORD]
+    open_ended = any(p.kind == p.VAR_KEYWORD for p in parameters)
     for option in options:
-        if option not in known:
+        if option in taken or not (option in known or open_ended):
             raise UnknownName(f"option of {name}", option, known)

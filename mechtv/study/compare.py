@@ -16,12 +16,10 @@ from mechtv.evaluation.accuracy import evaluate
 from mechtv.evaluation.scoring import Scorer
 from mechtv.methods.layers import as_layers
 from mechtv.methods.registry import METHODS, Method, check_options, method_named
-from mechtv.models import describe
 from mechtv.overview import evenly_spread
 from mechtv.progress import progress_bar
-from mechtv.study.store import Row, Store, digest_of
+from mechtv.study.store import Key, Row, Store, key_of
 from mechtv.tasks.task import Task
-from mechtv.vectors.card import library_versions
 from mechtv.vectors.vector import TaskVector
 
 REFERENCES = ("zero-shot", "in-context")
@@ -43,8 +41,19 @@ class MethodComparison:
 
     @classmethod
     def of(cls, *parts: "MethodComparison") -> "MethodComparison":
-        """Several comparisons as one."""
-        return cls(rows=pd.concat([part.rows for part in parts], ignore_index=True))
+        """Several comparisons as one.
+
+        Raises:
+            InvalidInput: if a cell stands in two of them, for instance of two seeds.
+        """
+        rows = pd.concat([part.rows for part in parts], ignore_index=True)
+        twice = rows[rows.duplicated(["task", "method", "layer", "split", "score"])]
+        if len(twice):
+            raise InvalidInput(
+                f"{twice['method'].iloc[0]!r} on {twice['task'].iloc[0]!r} stands in two of the "
+                "comparisons; join those of different tasks or methods."
+            )
+        return cls(rows=rows)
 
     def table(self) -> pd.DataFrame:
         """The rows."""
@@ -100,7 +109,8 @@ def compare_methods(
         layers: four evenly spread ones if None.
         shots: demonstrations of the in-context run, from which dNTP is measured. What methods read
             is their own default unless `options` say otherwise.
-        n, n_validation: how many test and validation queries; the whole splits if None.
+        n, n_validation: how many test and validation queries; the whole splits if None or where
+            they are smaller.
         options: for a method's name what it is called with, such as
             `{"linear": {"shots": 8}, "learned": {"epochs": 5}}`.
         folder: where finished cells and their vectors are kept; a second run with the same settings
@@ -152,7 +162,11 @@ class _Cells:
         progress: bool | None,
     ) -> None:
         self.model, self.task = model, task
-        self._shots, self._n, self._n_validation = shots, n, n_validation
+        splits = task.splits(seed)
+        self._shots = shots
+        self._n = len(splits.test) if n is None else min(n, len(splits.test))
+        held = len(splits.validation)
+        self._n_validation = held if n_validation is None else min(n_validation, held)
         self._options, self._store = options, store
         self._seed, self._progress = seed, progress
         self._made: Scorer | None = None
@@ -223,26 +237,18 @@ class _Cells:
             )
         return self._made
 
-    def _key(self, name: str, layer: int | None) -> dict[str, Any]:
-        about = describe(self.model)
-        return {
-            "task": self.task.name,
-            "method": name,
-            "layer": layer,
-            "template": self.task.template.description,
-            "labels": self.task.labels,
-            "examples": digest_of(self.task),
-            "model": about.name,
-            "revision": about.revision,
-            "weights": about.weights,
-            "dtype": about.dtype,
-            "shots": self._shots,
-            "n": self._n,
-            "n_validation": self._n_validation,
-            "options": dict(self._options.get(name, {})),
-            "seed": self._seed,
-            "versions": library_versions(),
-        }
+    def _key(self, name: str, layer: int | None) -> Key:
+        return key_of(
+            self.model,
+            self.task,
+            method=name,
+            layer=layer,
+            shots=self._shots,
+            n=self._n,
+            n_validation=self._n_validation,
+            options=dict(self._options.get(name, {})),
+            seed=self._seed,
+        )
 
 
 class _Maker:

@@ -1,8 +1,9 @@
 """Where a vector may be put: one place or many, zero-shot or behind demonstrations.
 
-The flexibility table of *Task Vectors, Learned Not Extracted* (arXiv 2509.24169), for hidden-state,
-function and learned vectors. Extracted vectors suffer where learned ones adapt: hidden states are
-read at the very places where they are written; a function vector is one value, the same everywhere.
+The flexibility table of *Task Vectors, Learned Not Extracted* (arXiv 2509.24169), for hidden-state
+vectors (differences, added, as there), function vectors and learned ones. Extracted vectors suffer
+where learned ones adapt: hidden states are read at the very places where they are written; a
+function vector is one value, the same everywhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,19 +16,19 @@ from transformer_lens.model_bridge import TransformerBridge
 from mechtv.errors import InvalidInput, UnknownName
 from mechtv.evaluation.accuracy import evaluate
 from mechtv.methods.function_vector import extract_function_vector
-from mechtv.methods.head_effects import HeadEffects, measure_head_effects
 from mechtv.methods.hidden_state import extract_hidden_state
 from mechtv.methods.learned import learn
-from mechtv.models import describe
+from mechtv.methods.registry import METHODS as REGISTRY
+from mechtv.methods.registry import check_options
 from mechtv.progress import progress_bar
-from mechtv.study.store import Key, Row, Store, digest_of
+from mechtv.study.store import Row, Store, key_of
 from mechtv.tasks.task import Task
-from mechtv.vectors.card import library_versions
 from mechtv.vectors.vector import TaskVector
 
 MethodName = Literal["hidden_state", "function_vector", "learned"]
 METHODS: tuple[MethodName, ...] = ("hidden_state", "function_vector", "learned")
 EVERY, LAST = 4, 5
+SET_BY_PLACE = {"hidden_state": ("positions",), "learned": ("positions", "shots")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,12 @@ class Place:
 
 
 def places(n_layers: int, *, layer: int, other_position: int, shots: int) -> tuple[Place, ...]:
-    """The six places of the table."""
+    """The six places of the table.
+
+    "Every fourth layer" begins with the fourth: what enters the first is the token alone.
+    """
     last = tuple(range(-LAST, 0))
-    spread = tuple(range(0, n_layers, EVERY))
+    spread = tuple(range(EVERY - 1, n_layers, EVERY)) or (n_layers - 1,)
     return (
         Place(name="last token", layers=(layer,)),
         Place(name=f"position {other_position}", layers=(layer,), positions=(other_position,)),
@@ -96,6 +100,7 @@ def flexibility(
     for name in methods:
         if name not in METHODS:
             raise UnknownName("method", name, METHODS)
+        check_options(name, (options or {}).get(name, {}), SET_BY_PLACE.get(name, ()))
     strange = sorted(set(options or {}) - set(methods))
     if strange:
         raise InvalidInput(f"options are given for {', '.join(strange)}, which is not run.")
@@ -107,8 +112,16 @@ def flexibility(
     store, rows = Store(folder), []
     with progress_bar(title=f"places, {task.name}", total=len(cells), show=progress) as bar:
         for method, place in cells:
-            key = _key(
-                model, task, method, place, shots, n, (options or {}).get(method or ""), seed
+            key = key_of(
+                model,
+                task,
+                study="flexibility",
+                method=method,
+                place=asdict(place),
+                shots=shots,
+                n=n,
+                options=dict((options or {}).get(method or "", {})),
+                seed=seed,
             )
             found = store.rows(key)
             if found is None:
@@ -135,7 +148,7 @@ class _Maker:
     ) -> None:
         self._model, self._task, self._shots, self._options = model, task, shots, options
         self._common: dict[str, Any] = {"seed": seed, "progress": progress}
-        self._effects: HeadEffects | None = None
+        self._shared: dict[str, Any] | None = None
 
     def __call__(self, method: str, place: Place) -> TaskVector:
         options = self._common | dict(self._options.get(method, {}))
@@ -143,16 +156,16 @@ class _Maker:
             return self._function_vector(options).placed(place.layers, place.positions)
         where: dict[str, Any] = {"layer": place.layers, "positions": place.positions}
         if method == "hidden_state":
-            own = {"shots": self._shots} | options
+            own: dict[str, Any] = {"shots": self._shots, "operation": "add"} | options
             return extract_hidden_state(self._model, self._task, **where, **own)
         return learn(self._model, self._task, **where, shots=place.shots, **options)
 
     def _function_vector(self, options: dict[str, Any]) -> TaskVector:
-        if self._effects is None and isinstance(options.get("heads", 10), (int, float)):
-            known = ("shots", "n", "n_shuffled", "seed", "progress")
-            own = {name: value for name, value in options.items() if name in known}
-            self._effects = measure_head_effects(self._model, self._task, **own)
-        return extract_function_vector(self._model, self._task, effects=self._effects, **options)
+        if self._shared is None:
+            prepare = REGISTRY["function_vector"].shared
+            assert prepare is not None
+            self._shared = prepare(self._model, self._task, **options)
+        return extract_function_vector(self._model, self._task, **options | self._shared)
 
 
 def _scored(
@@ -169,35 +182,9 @@ def _scored(
     about = {
         "place": "no vector" if vector is None else place.name,
         "method": scores.setting if method is None else method,
+        "layers": "" if vector is None else ", ".join(map(str, place.layers)),
+        "positions": "" if vector is None else ", ".join(map(str, place.positions)),
         "parameters": 0 if vector is None else vector.n_parameters,
     }
-    columns = ["task", "shots", "score", "value", "low", "high", "n"]
+    columns = ["task", "shots", "score", "value", "low", "high", "n", *scores.provenance.columns()]
     return [about | {c: row[c] for c in columns} for row in scores.table().to_dict("records")]
-
-
-def _key(
-    model: TransformerBridge,
-    task: Task,
-    method: str | None,
-    place: Place,
-    shots: int,
-    n: int | None,
-    options: Mapping[str, Any] | None,
-    seed: int,
-) -> Key:
-    about = describe(model)
-    return {
-        "study": "flexibility",
-        "task": task.name,
-        "method": method,
-        "place": asdict(place),
-        "template": task.template.description,
-        "labels": task.labels,
-        "examples": digest_of(task),
-        "model": asdict(about),
-        "shots": shots,
-        "n": n,
-        "options": dict(options or {}),
-        "seed": seed,
-        "versions": library_versions(),
-    }

@@ -7,12 +7,20 @@ temporary name, so an interrupted or killed run leaves only finished cells behin
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from transformer_lens.model_bridge import TransformerBridge
+
 from mechtv.errors import InvalidInput
 from mechtv.files import write_whole
+from mechtv.forward.setting import device_of
+from mechtv.forward.stamp import checksum
+from mechtv.models import describe
+from mechtv.models.card import UNKNOWN
 from mechtv.tasks.task import Task
+from mechtv.vectors.card import library_versions
 
 Key = Mapping[str, Any]
 Row = dict[str, Any]
@@ -63,9 +71,29 @@ class Store:
         return self._folder / f"{safe}-{_digest(_plain(key))[:12]}{suffix}"
 
 
-def digest_of(task: Task) -> str:
-    """A checksum of a task's examples: a file may change and keep its name."""
-    return _digest([[e.key, e.answer] for e in task.examples + task.test_examples])
+def key_of(model: TransformerBridge, task: Task, **settings: Any) -> Key:
+    """What decides a cell's numbers: model, device, task, versions, and the cell's own settings.
+
+    Raises:
+        InvalidInput: for a setting that cannot be written down.
+    """
+    about = describe(model)
+    unknown = about.revision == UNKNOWN
+    key = {
+        "task": task.name,
+        "task_checksum": task.checksum(),
+        "model": asdict(about) | ({"weights_checksum": checksum(model)} if unknown else {}),
+        "device": str(device_of(model)),
+        "versions": library_versions(),
+    } | settings
+    try:
+        _plain(key)
+    except TypeError as error:
+        raise InvalidInput(
+            f"A cell is kept by its settings, and one of them is no plain value ({error}); give "
+            "numbers, texts and lists."
+        ) from error
+    return key
 
 
 def _digest(plain: Any) -> str:

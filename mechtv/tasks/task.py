@@ -1,5 +1,7 @@
 """A task: examples, a template, perhaps a closed label set, and splits that never overlap."""
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -70,6 +72,16 @@ class Task:
 
     def __len__(self) -> int:
         return len(self.examples) + len(self.test_examples)
+
+    def checksum(self) -> str:
+        """A number, as text, of all that decides the prompts and splits: for caches.
+
+        A file may change and keep its name; one border between training and test makes other
+        splits.
+        """
+        parts = [[[e.key, e.answer] for e in part] for part in (self.examples, self.test_examples)]
+        whole = [self.name, parts, self.labels, self.template.description]
+        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
 
     def with_template(self, template: str | Template) -> "Task":
         """The same task under another template: a name of `TEMPLATES`, a text, or a `Template`.

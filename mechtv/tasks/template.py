@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from mechtv.errors import InvalidInput
 from mechtv.tasks.example import Example
 
+SEPARATOR = "\n"
 FIELD = re.compile(r"\{(\w+)\}")
-CHAT = "[chat"
-"""How the description of a template in the chat form begins, and no plain template."""
+MARKS = ("[chat", "[separator")
+"""How the descriptions begin that are more than a text, and no text."""
 JSON_TEXT = r'"(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
-DESCRIPTION = re.compile(rf"\[chat(?:, system ({JSON_TEXT}))?\] (.*)", re.DOTALL)
+DESCRIPTION = re.compile(
+    rf"\[(?:(chat)(?:, system ({JSON_TEXT}))?|separator ({JSON_TEXT}))\] (.*)", re.DOTALL
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +61,14 @@ class Template:
     """
 
     text: str
-    separator: str = "\n"
+    separator: str = SEPARATOR
     chat: bool = False
     system: str | None = None
 
     def __post_init__(self) -> None:
-        if self.text.startswith(CHAT):
+        if self.text.startswith(MARKS):
             raise InvalidInput(
-                f"The template text {self.text!r} begins like the description of a chat form; "
+                f"The template text {self.text!r} begins like the description of a template; "
                 "read it with Template.from_description, or begin the text with something else."
             )
         if self.system is not None and not self.chat:
@@ -104,29 +107,36 @@ class Template:
 
     @property
     def description(self) -> str:
-        """The text and, in the chat form, a mark of it with the system message; for records."""
-        if not self.chat:
-            return self.text
-        if self.system is None:
-            return f"{CHAT}] {self.text}"
-        return f"{CHAT}, system {json.dumps(self.system, ensure_ascii=False)}] {self.text}"
+        """The text, and before it whatever is not as usual: all that decides prompts; for records.
+
+        Such as `[chat, system "..."] {input} -> {answer}` or `[separator "; "] {input}: {answer}`.
+        """
+        if self.chat:
+            system = "" if self.system is None else f", system {_quoted(self.system)}"
+            return f"[chat{system}] {self.text}"
+        if self.separator != SEPARATOR:
+            return f"[separator {_quoted(self.separator)}] {self.text}"
+        return self.text
 
     @classmethod
     def from_description(cls, description: str) -> "Template":
-        """The template that `description` describes (its separator is the usual one).
+        """The template that `description` describes.
 
         Raises:
-            InvalidInput: if it begins like the description of a chat form and is none.
+            InvalidInput: if it begins like a description that is more than a text, and is none.
         """
-        if not description.startswith(CHAT):
+        if not description.startswith(MARKS):
             return cls(text=description)
         found = DESCRIPTION.fullmatch(description)
         if found is None:
             raise InvalidInput(
-                f"{description!r} describes no chat form; write '[chat] {{input}} -> {{answer}}', "
-                "or '[chat, system \"...\"] ...' with the system message as a JSON string."
+                f"{description!r} describes no template; write '[chat] {{input}} -> {{answer}}', "
+                "'[chat, system \"...\"] ...' or '[separator \"...\"] ...', with message and "
+                "separator as JSON strings."
             )
-        system, text = found.groups()
+        chat, system, separator, text = found.groups()
+        if chat is None:
+            return cls(text=text, separator=json.loads(separator, strict=False))
         system = None if system is None else json.loads(system, strict=False)
         return cls(text=text, chat=True, system=system)
 
@@ -151,7 +161,8 @@ class Template:
 
     def demonstration(self, example: Example) -> str:
         """A whole example."""
-        return self.query(example) + self.answer(example.answer) + self._parts[2]
+        closing = _filled(self._parts[2], example)
+        return self.query(example) + self.answer(example.answer) + closing
 
     def prompt(self, query: Example, demonstrations: Sequence[Example] = ()) -> PromptText:
         """A query behind its demonstrations."""
@@ -171,6 +182,10 @@ class Template:
                 "The text around the turns of a chat differs from model to model; use "
                 "mechtv.tasks.chat.template_for(model, task.template)."
             )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _filled(text: str, example: Example) -> str:

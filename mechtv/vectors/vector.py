@@ -129,7 +129,7 @@ class TaskVector:
             InvalidInput: unless the vector has one edit, with one value for all its positions, and
                 the layers are distinct.
         """
-        one = self.edits[0]
+        one = _shared_value(self.edits[0])
         if len(set(layers)) < len(layers):
             raise InvalidInput(f"layers={list(layers)} names a layer twice; give each once.")
         if len(self.edits) > 1 or any(
@@ -220,6 +220,16 @@ class TaskVector:
         from mechtv.vectors.storage import load
 
         return load(path)
+
+
+def _shared_value(edit: Edit) -> Edit:
+    """The edit with one value for its one position as a value for all positions."""
+    features = 2 if edit.site.component == "z" else 1
+    value = edit.operation.tensors().get("value")
+    if value is None or value.ndim == features or len(value) > 1:
+        return edit
+    alone = replace(edit.operation, value=value[0])  # type: ignore[call-arg]
+    return replace(edit, operation=alone)
 
 
 def _values_by_site(vector: TaskVector) -> dict[Site, Tensor]:

@@ -299,6 +299,14 @@ def test_a_vector_is_scored_on_the_splits_of_its_own_seed():
     assert own.queries != evaluate(model, task, vector, seed=0).queries
     assert dntp(model, task, vector, shots=2).provenance.seed == 5
     assert evaluate(model, task).provenance.seed == 0
+    made_of_it = (vector.scaled(2.0), vector + vector.scaled(0.5), vector.placed([2]))
+    for other in made_of_it:
+        assert other.card.seed is None
+        assert evaluate(model, task, other).queries == own.queries
+    mixed = vector + replace(vector, card=Card(method="made", seed=6))
+    with pytest.raises(InvalidInput, match=r"splits of the seeds \[5, 6\]"):
+        evaluate(model, task, mixed)
+    assert evaluate(model, task, mixed, seed=5).queries == own.queries
 
 
 def test_results_on_different_queries_are_not_compared():

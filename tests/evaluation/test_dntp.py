@@ -14,16 +14,18 @@ from scipy.stats import entropy
 
 import mechtv
 from mechtv.errors import InvalidInput
-from mechtv.evaluation import dntp
+from mechtv.evaluation import dntp, evaluate
 from mechtv.evaluation.dntp import (
     answer_space,
     kl_divergence,
     next_token_log_probabilities,
     restricted,
 )
+from mechtv.evaluation.scoring import Scorer
 from mechtv.tasks.example import Example
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
+from mechtv.tasks.template import TEMPLATES
 from mechtv.vectors import Add, Card, Edit, Site, TaskVector
 
 
@@ -281,3 +283,31 @@ def test_more_shots_bring_the_real_model_nearer_to_eight(model):
         dntp(model, task, shots=8, vector_shots=k, over="vocabulary", n=8).value for k in (0, 2)
     ]
     assert distances[0] > 2 * distances[1] > 0
+
+
+def test_answers_that_begin_with_one_token_have_no_distribution_over_labels():
+    model = model_of()
+    examples = tuple(Example.pair(f"x{i}", f"jump{'ed' * i}") for i in range(1, 9))
+    task = Task(name="alike", examples=examples, template=TEMPLATES["arrow"])
+    with pytest.raises(InvalidInput, match=r"begin with one token.*use over='vocabulary'"):
+        dntp(model, task, shots=2)
+    assert dntp(model, task, shots=2, over="vocabulary").value > 0
+    (divergence,) = Scorer(model, task, shots=2).score("zero-shot").divergences
+    assert divergence.over == "vocabulary"
+
+
+def test_the_scorer_scores_as_evaluate_and_dntp_do():
+    model, task = model_of(), task_of(LABELS)
+    scorer = Scorer(model, task, shots=2, n=5, seed=1, split="validation")
+    options = {"n": 5, "seed": 1, "split": "validation"}
+    settings = (("by hand", 0, vector()), ("zero-shot", 0, None), ("in-context", 2, None))
+    for name, shots, applied in settings:
+        scores = scorer.score(name, applied)
+        alone = evaluate(model, task, applied, shots=shots, **options)
+        assert (scores.evaluation.log_probabilities == alone.log_probabilities).all()
+        for found, over in zip(scores.divergences, ("labels", "vocabulary"), strict=True):
+            wanted = dntp(model, task, applied, shots=2, over=over, vector_shots=shots, **options)
+            assert found.value == pytest.approx(wanted.value, abs=1e-9)
+        assert scores.seconds_per_query > 0
+    with pytest.raises(InvalidInput, match="in-context run has no vector"):
+        scorer.score("in-context", vector())

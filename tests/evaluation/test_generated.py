@@ -47,6 +47,27 @@ def decoded(model, ids, n_tokens, vector):
     return model.tokenizer.decode(tokens[:end])
 
 
+def test_white_space_of_the_template_before_an_answer_ends_no_text():
+    task = Task(
+        name="lines",
+        examples=task_of(LABELS).examples,
+        template=Template(text="{input}\n{answer}"),
+        labels=LABELS,
+    )
+    model = model_of()
+    (ids,) = {continuation_ids(model, "", "\njump")}
+    rows = torch.tensor([[*ids, *fragment_ids(model, "\nmore")]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "mechtv.evaluation.generated.greedy",
+            lambda model, batch, vector, new_tokens: rows.expand(len(batch), -1),
+        )
+        found = evaluate_generated(model, task)
+    assert set(found.texts) == {"jump"}
+    assert found.exact_match.value == np.mean([answer == "jump" for answer in found.answers])
+    assert found.exact_match.value > 0
+
+
 @pytest.mark.parametrize(
     ("family", "acts_on", "stop"),
     [

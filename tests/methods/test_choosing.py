@@ -56,4 +56,4 @@ def test_what_cannot_be_is_one_sentence():
     with pytest.raises(InvalidInput, match='open answers; choose its layer by="full vocabulary"'):
         choose_layer(model, task, hidden(), by="label-restricted")
     with pytest.raises(UnknownName, match="fluency"):
-        choose_layer(model, task, hidden(), [0], by="fluency").table()
+        choose_layer(model, task, hidden(), [0], by="fluency")

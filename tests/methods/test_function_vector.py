@@ -142,10 +142,9 @@ def test_effects_of_the_same_task_are_used_whole(monkeypatch):
 @pytest.mark.parametrize(
     "change",
     [
-        {"task": "another"},
+        {"task_checksum": "another"},
         {"shots": 5},
         {"n": 9},
-        {"queries": (("another",),) * 3},
         {"provenance": Provenance(model="another")},
     ],
     ids=lambda change: next(iter(change)),

@@ -1,6 +1,7 @@
 """A comparison's rows are those of each method called by itself; finished cells are kept."""
 
 import math
+from dataclasses import replace
 from functools import cache, partial
 
 import pandas as pd
@@ -13,8 +14,8 @@ from mechtv.evaluation import dntp, evaluate
 from mechtv.methods import extract_function_vector, extract_hidden_state
 from mechtv.methods.linear import fit_linear
 from mechtv.methods.registry import METHODS, Method
+from mechtv.study import MethodComparison, compare_methods
 from mechtv.study import compare as module
-from mechtv.study import compare_methods
 from mechtv.vectors import TaskVector
 
 OPTIONS = {
@@ -166,6 +167,9 @@ def test_another_setting_is_computed_anew(tmp_path):
     [
         ({"methods": ["lerned"]}, UnknownName, "lerned.*learned"),
         ({"layers": ()}, InvalidInput, "must name one or more distinct layers"),
+        ({"options": {"learned": {"epoch": 1}}}, UnknownName, "did you mean 'epochs'"),
+        ({"options": {"learned": {"seed": 1}}}, UnknownName, "seed"),
+        ({"options": {"learned": {"layer": 1}}}, UnknownName, "layer"),
         ({"options": {"linear": {}}}, InvalidInput, "options are given for linear, which is not"),
         ({"tasks": []}, InvalidInput, "one or more with distinct names; none was given"),
         ({"tasks": [task_of(), task_of()]}, InvalidInput, "invented stand twice"),
@@ -175,6 +179,43 @@ def test_what_cannot_be_is_one_sentence(options, error, sentence):
     given = {"tasks": [task_of()], "methods": ["learned"], "layers": LAYERS} | options
     with pytest.raises(error, match=sentence):
         compare_methods(model(), given.pop("tasks"), shots=2, **given)
+
+
+def test_what_a_method_fixes_is_no_option_of_it():
+    with pytest.raises(UnknownName, match="objective"):
+        compared(
+            names=["learned-dntp"], options={"learned-dntp": {"epochs": 1, "objective": "answer"}}
+        )
+
+
+def test_given_heads_are_not_ranked(monkeypatch):
+    monkeypatch.setattr("mechtv.methods.registry.measure_head_effects", None)
+    options = {"function_vector": {"shots": 1, "n": 3, "heads": [[0, 1], [2, 3]]}}
+    table = compared(names=["function_vector"], options=options).table()
+    vector = extract_function_vector(
+        model(), task_of(LABELS), 2, shots=1, n=3, heads=((0, 1), (2, 3))
+    )
+    own = table[(table["method"] == "function_vector") & (table["layer"] == 2)]
+    value = own.set_index(["split", "score"])["value"]["test", "log-probability"]
+    assert value == pytest.approx(evaluate(model(), task_of(LABELS), vector).log_probability.value)
+
+
+def test_more_queries_than_there_are_are_all_of_them():
+    whole = compared(names=["hidden_state"], n=999, n_validation=999).table()
+    assert set(whole["n"]) == {8}
+    assert compared(names=["hidden_state"]).table()["value"].equals(whole["value"])
+
+
+def test_comparisons_are_joined_unless_they_hold_the_same_cell():
+    first, second = (compared([task], ["hidden_state"]) for task in (task_of(LABELS), other_task()))
+    both = MethodComparison.of(first, second)
+    assert len(both.table()) == len(first.table()) + len(second.table())
+    with pytest.raises(InvalidInput, match="stands in two of the comparisons"):
+        MethodComparison.of(first, compared([task_of(LABELS)], ["hidden_state"], seed=1))
+
+
+def other_task():
+    return replace(task_of(), name="other")
 
 
 def test_seconds_of_what_layers_share_count_for_each_layer(everything):

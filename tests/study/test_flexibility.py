@@ -16,6 +16,7 @@ from mechtv.methods import (
     measure_head_effects,
 )
 from mechtv.study import flexibility
+from mechtv.study.flexibility import places
 from mechtv.vectors import Edit, TaskVector
 
 OPTIONS = {
@@ -28,7 +29,7 @@ LAST_FIVE = (-5, -4, -3, -2, -1)
 
 @cache
 def model():
-    return tiny("llama", max_position_embeddings=400)
+    return tiny("llama", num_hidden_layers=8, max_position_embeddings=400)
 
 
 def task():
@@ -65,17 +66,17 @@ def test_every_method_stands_at_every_place_beside_the_plain_model(table):
 @pytest.mark.parametrize(
     ("place", "layers", "positions", "shots"),
     [
-        ("last token", (1,), (-1,), 0),
-        ("position -4", (1,), (-4,), 0),
-        ("last 5 positions", (1,), LAST_FIVE, 0),
-        ("every 4th layer", (0,), (-1,), 0),
-        ("every 4th layer, last 5 positions", (0,), LAST_FIVE, 0),
-        ("last token of 2-shot prompts", (1,), (-1,), 2),
+        ("last token", (4,), (-1,), 0),
+        ("position -4", (4,), (-4,), 0),
+        ("last 5 positions", (4,), LAST_FIVE, 0),
+        ("every 4th layer", (3, 7), (-1,), 0),
+        ("every 4th layer, last 5 positions", (3, 7), LAST_FIVE, 0),
+        ("last token of 2-shot prompts", (4,), (-1,), 2),
     ],
 )
 def test_the_scores_are_those_of_the_vectors_made_alone(table, place, layers, positions, shots):
     hidden = extract_hidden_state(
-        model(), task(), layers, positions=positions, shots=2, **OPTIONS["hidden_state"]
+        model(), task(), layers, positions=positions, operation="add", shots=2, n=4
     )
     effects = measure_head_effects(model(), task(), **OPTIONS["function_vector"])
     one = extract_function_vector(
@@ -97,7 +98,18 @@ def test_the_scores_are_those_of_the_vectors_made_alone(table, place, layers, po
         ("learned", learned),
     ):
         alone = evaluate(model(), task(), vector, shots=shots)
+        own = table[(table["place"] == place) & (table["method"] == method)]
+        assert set(own["layers"]) == {", ".join(map(str, layers))}
+        assert set(own["positions"]) == {", ".join(map(str, positions))}
+        assert set(own["template"]) == {task().template.text}
+        plain = value(table, "no vector", "in-context" if shots else "zero-shot")
+        assert abs(alone.log_probability.value - plain) > 1e-6
         assert value(table, place, method) == pytest.approx(alone.log_probability.value, abs=1e-9)
+
+
+def test_in_a_shallow_model_every_fourth_layer_is_the_last():
+    spread = [p.layers for p in places(3, layer=1, other_position=-4, shots=2) if "4th" in p.name]
+    assert spread == [(2,), (2,)]
 
 
 def test_finished_places_are_kept(tmp_path, monkeypatch):
@@ -113,7 +125,10 @@ def test_finished_places_are_kept(tmp_path, monkeypatch):
     [
         ({"methods": ["linear"]}, UnknownName, "linear"),
         ({"options": {"lerned": {}}}, InvalidInput, "options are given for lerned, which is not"),
-        ({"layer": 3}, InvalidInput, "layer=3 does not exist"),
+        ({"layer": 8}, InvalidInput, "layer=8 does not exist"),
+        ({"options": {"hidden_state": {"shotz": 2}}}, UnknownName, "did you mean 'shots'"),
+        ({"options": {"hidden_state": {"positions": -2}}}, UnknownName, "positions"),
+        ({"options": {"hidden_state": {"seed": 1}}}, UnknownName, "seed"),
         ({"other_position": -50}, InvalidInput, "Position -50 does not exist in a prompt"),
     ],
 )

@@ -1,12 +1,16 @@
 """Finished cells are there again, unfinished or others never."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from evaluation.invented import task_of
+import torch
+from builders import tiny
+from evaluation.invented import LABELS, task_of
 
 from mechtv.errors import InvalidInput
-from mechtv.study.store import Store, digest_of
+from mechtv.study.store import Store, key_of
+from mechtv.tasks.template import TEMPLATES
 
 KEY = {"task": "present/past", "method": "learned", "layer": 3, "labels": ("a", "b"), "n": None}
 ROWS = [{"score": "accuracy", "value": 0.25, "low": float("nan")}]
@@ -50,8 +54,41 @@ def test_a_digest_that_two_keys_share_is_no_cell_of_the_other(tmp_path):
     assert store.rows(KEY) is None
 
 
-def test_a_task_with_one_other_answer_has_another_digest():
-    task = task_of()
-    assert digest_of(task) == digest_of(task_of())
-    assert digest_of(task) != digest_of(task_of(n=39))
-    assert digest_of(task) != digest_of(task_of(("jump", "hot", "talked")))
+TEMPLATE = TEMPLATES["arrow"]
+
+
+def key(family="llama", task=None, seed=0, dtype=torch.float64, **settings):
+    return key_of(tiny(family, dtype, seed=seed), task or task_of(), **settings)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: key(seed=1),  # other weights of a model without a revision
+        lambda: key(dtype=torch.float32),
+        lambda: key("gpt2"),
+        lambda: key(task=task_of(n=39)),
+        lambda: key(task=task_of(LABELS)),
+        lambda: key(task=task_of().with_template("qa")),
+        lambda: key(task=task_of().with_template(replace(TEMPLATE, separator="; "))),
+        lambda: key(task=task_of().as_chat()),
+        lambda: key(task=bordered(task_of(), 30)),
+        lambda: key(shots=3),
+    ],
+)
+def test_whatever_changes_numbers_changes_the_key(other):
+    assert other() != key()
+
+
+def test_the_same_has_the_same_key():
+    assert key(shots=3, options={"a": (1, 2)}) == key(shots=3, options={"a": (1, 2)})
+
+
+def bordered(task, border):
+    """The same examples, some of them as a test set of their own."""
+    return replace(task, examples=task.examples[:border], test_examples=task.examples[border:])
+
+
+def test_a_setting_that_cannot_be_written_down_is_one_sentence():
+    with pytest.raises(InvalidInput, match=r"one of them is no plain value .* give numbers, texts"):
+        key(options={"effects": object()})

@@ -468,23 +468,33 @@ def test_a_system_message_needs_a_chat():
         TEMPLATES["qa"].as_chat(),
         TEMPLATES["qa"].as_chat(""),
         TEMPLATES["arrow"].as_chat('Say "é"] \\ {x}\nonly.'),
+        replace(TEMPLATES["qa"], separator="\n\n"),
+        replace(TEMPLATES["arrow"], separator='"] é'),
     ],
     ids=lambda template: template.description,
 )
 def test_a_description_tells_forms_apart_and_can_be_read_back(template):
     described = template.description
     assert Template.from_description(described) == template
-    assert (described == template.text) == (not template.chat)
+    usual = not template.chat and template.separator == "\n"
+    assert (described == template.text) == usual
     assert template.text in described
 
 
 def test_a_plain_text_cannot_pass_for_a_chat_form():
     described = TEMPLATES["arrow"].as_chat().description
     assert described == "[chat] {input} -> {answer}"
-    with pytest.raises(InvalidInput, match=r"begins like the description .*from_description"):
+    with pytest.raises(
+        InvalidInput, match=r"begins like the description of a template.*from_description"
+    ):
         Template(text=described)
-    for wrong in ("[chat {input} {answer}", '[chat, system "a] {input} {answer}'):
-        with pytest.raises(InvalidInput, match="describes no chat form"):
+    for wrong in (
+        "[chat {input} {answer}",
+        '[chat, system "a] {input} {answer}',
+        "[separator ;] {input} {answer}",
+        '[chat, separator "; "] {input} {answer}',
+    ):
+        with pytest.raises(InvalidInput, match="describes no template"):
             Template.from_description(wrong)
 
 

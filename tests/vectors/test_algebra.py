@@ -230,6 +230,8 @@ def test_a_placed_vector_is_the_same_value_at_each_place() -> None:
         edits=(Edit(site=HERE, operation=Add(value=theta.value()[0])),), card=Card(method="made")
     )
     placed = one.placed((2, 0), (-1, -3))
+    assert str(theta.placed((2, 0), (-1, -3)).sites) == str(placed.sites)  # a row for one position
+    assert torch.equal(theta.placed([2]).value(), one.value())
     wanted = vector_of(
         *(
             Edit(
