@@ -10,7 +10,7 @@ vectors.
 import math
 import time
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from transformer_lens.model_bridge import TransformerBridge
@@ -22,6 +22,7 @@ from mechtv.methods.cost import costs_of, mean_length
 from mechtv.methods.efficiency import Baseline
 from mechtv.methods.frozen import frozen
 from mechtv.methods.plain_model import Network, check_same, plain_model
+from mechtv.methods.ranges import check_at_least, check_choices, check_not_negative
 from mechtv.methods.training import Plan
 from mechtv.seeds import torch_rng
 from mechtv.tasks.prompts import Prompts
@@ -53,15 +54,8 @@ class BaselineSettings:
     n_validation: int | None
 
     def __post_init__(self) -> None:
-        for name, known in {"kind": Kind, "schedule": Schedule}.items():
-            if getattr(self, name) not in get_args(known):
-                raise InvalidInput(
-                    f"{name}={getattr(self, name)!r} is unknown; use one of "
-                    f"{', '.join(get_args(known))}."
-                )
-        for name in ("epochs", "batch_size", "patience"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name}={getattr(self, name)} is too small; use 1 or more.")
+        check_choices(self, kind=Kind, schedule=Schedule)
+        check_at_least(self, 1, "epochs", "batch_size", "patience")
         for name in ("layer", "target"):
             if self.kind != "lora" and getattr(self, name) is not None:
                 raise InvalidInput(
@@ -70,8 +64,7 @@ class BaselineSettings:
                 )
         if not 0 < self.step < math.inf:
             raise InvalidInput(f"step_size={self.step} must be above 0 and finite.")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InvalidInput(f"weight_decay={self.weight_decay} must be finite and 0 or more.")
+        check_not_negative(self, "weight_decay", "0.01 is usual")
 
     @property
     def step(self) -> float:

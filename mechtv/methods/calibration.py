@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mechtv.errors import InvalidInput
 from mechtv.methods.objectives import Objective
+from mechtv.methods.ranges import check_at_least, check_not_negative, check_positive
 from mechtv.progress import progress_bar
 from mechtv.seeds import torch_rng
 from mechtv.vectors.card import Card
@@ -43,19 +44,10 @@ class Calibration:
     noise: float
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name}={getattr(self, name)} is too small; use 1 or more.")
-        if not 0 < self.step_size < math.inf:
-            raise InvalidInput(
-                f"step_size={self.step_size} must be above 0 and finite; 0.01 suits most models."
-            )
-        for name in ("weight_decay", "noise"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidInput(
-                    f"{name}={getattr(self, name)} must be 0 or more and finite; 0.001 suits most "
-                    "models."
-                )
+        check_at_least(self, 1, "epochs", "batch_size")
+        check_positive(self, "step_size", "0.01 suits most models")
+        check_not_negative(self, "weight_decay", "0.001 suits most models")
+        check_not_negative(self, "noise", "0.001 suits most models")
         if not 0 <= self.warm_up < 1:
             raise InvalidInput(
                 f"warm_up={self.warm_up} is no share of the steps; use 0 or more, below 1."

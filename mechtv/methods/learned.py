@@ -8,7 +8,7 @@ and no in-context reference to train towards.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,12 @@ from mechtv.methods.frozen import frozen
 from mechtv.methods.layers import as_layers
 from mechtv.methods.norms import residual_norms
 from mechtv.methods.objectives import Answer, MatchDistribution, MatchState, Objective
+from mechtv.methods.ranges import (
+    check_at_least,
+    check_choices,
+    check_not_negative,
+    check_positive,
+)
 from mechtv.methods.training import Plan, train
 from mechtv.seeds import torch_rng
 from mechtv.tasks.prompts import Prompts
@@ -64,22 +70,11 @@ class LearnSettings:
     n_validation: int | None
 
     def __post_init__(self) -> None:
-        choices = {"objective": ObjectiveName, "schedule": Schedule, "over": Over}
-        for name, known in choices.items():
-            if getattr(self, name) not in get_args(known):
-                raise InvalidInput(
-                    f"{name}={getattr(self, name)!r} is unknown; use one of "
-                    f"{', '.join(get_args(known))}."
-                )
-        for name, least in (("epochs", 1), ("batch_size", 1), ("patience", 1), ("shots", 0)):
-            if getattr(self, name) < least:
-                raise InvalidInput(
-                    f"{name}={getattr(self, name)} is too small; use {least} or more."
-                )
-        if not 0 < self.step_size < math.inf:
-            raise InvalidInput(
-                f"step_size={self.step_size} must be above 0 and finite; 0.2 suits most models."
-            )
+        check_choices(self, objective=ObjectiveName, schedule=Schedule, over=Over)
+        check_at_least(self, 1, "epochs", "batch_size", "patience")
+        check_at_least(self, 0, "shots")
+        check_positive(self, "step_size", "0.2 suits most models")
+        check_not_negative(self, "weight_decay", "the paper's is 0.01")
         if self.objective != "answer" and self.icl_shots < 1:
             raise InvalidInput(
                 f"objective={self.objective!r} matches an in-context run; "

@@ -6,9 +6,8 @@ W = Y Hᵀ (H Hᵀ + λ I)⁻¹, and h <- h + W h. It needs no answers and no tr
 where there are answers.
 """
 
-import math
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -17,6 +16,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
 from mechtv.methods.cards import card_for
+from mechtv.methods.ranges import check_choices, check_not_negative
 from mechtv.methods.states import Paired, last_token_site, paired_states
 from mechtv.tasks.task import Task
 from mechtv.vectors.edits import Edit, Linear
@@ -46,16 +46,8 @@ class LinearSettings:
     fit: Fit
 
     def __post_init__(self) -> None:
-        for name, known in {"solver": Solver, "fit": Fit}.items():
-            if getattr(self, name) not in get_args(known):
-                raise InvalidInput(
-                    f"{name}={getattr(self, name)!r} is unknown; use one of "
-                    f"{', '.join(map(repr, get_args(known)))}."
-                )
-        if not 0 <= self.ridge < math.inf:
-            raise InvalidInput(
-                f"ridge={self.ridge} must be 0 or more, and finite; the paper's is 5."
-            )
+        check_choices(self, solver=Solver, fit=Fit)
+        check_not_negative(self, "ridge", "the paper's is 5")
 
     @property
     def site(self) -> Site:

@@ -6,16 +6,20 @@ Vectors in In-Context Learning*, arXiv 2605.20730). All read the same states; `f
 options for the linear one.
 """
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.errors import InvalidInput
 from mechtv.methods.cards import card_for
 from mechtv.methods.frozen import frozen
 from mechtv.methods.linear import LinearSettings, explained, linear_from_states
+from mechtv.methods.ranges import (
+    check_at_least,
+    check_choices,
+    check_not_negative,
+    check_positive,
+)
 from mechtv.methods.residual_mlp import Curve, Plan, train_mlp
 from mechtv.methods.states import Paired, last_token_site, paired_states
 from mechtv.tasks.task import Task
@@ -49,22 +53,10 @@ class MappingSettings:
     batch_size: int
 
     def __post_init__(self) -> None:
-        if self.mapping not in MAPPINGS:
-            raise InvalidInput(
-                f"mapping={self.mapping!r} is unknown; use one of {', '.join(MAPPINGS)}."
-            )
-        for name in ("depth", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name}={getattr(self, name)} is too small; use 1 or more.")
-        if not 0 < self.step_size < math.inf:
-            raise InvalidInput(
-                f"step_size={self.step_size} must be above 0 and finite; the paper's is 0.001."
-            )
-        if not 0 <= self.weight_decay < math.inf:
-            raise InvalidInput(
-                f"weight_decay={self.weight_decay} must be 0 or more, and finite; the paper's is "
-                "0.01."
-            )
+        check_choices(self, mapping=Mapping)
+        check_at_least(self, 1, "depth", "epochs", "batch_size")
+        check_positive(self, "step_size", "the paper's is 0.001")
+        check_not_negative(self, "weight_decay", "the paper's is 0.01")
 
     @property
     def name(self) -> str:

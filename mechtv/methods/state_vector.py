@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from operator import index
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from einops import einsum
@@ -25,6 +25,7 @@ from mechtv.forward.memory import steady
 from mechtv.forward.run import capture, in_batches, wide
 from mechtv.forward.setting import device_of
 from mechtv.methods.cards import card_for
+from mechtv.methods.ranges import check_choices
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
 from mechtv.vectors.edits import Edit, Replace
@@ -51,11 +52,7 @@ class StateVectorSettings:
     n: int
 
     def __post_init__(self) -> None:
-        if self.optimisation not in get_args(Optimisation):
-            raise InvalidInput(
-                f"optimisation={self.optimisation!r} is unknown; use one of "
-                f"{', '.join(get_args(Optimisation))}."
-            )
+        check_choices(self, optimisation=Optimisation)
         if self.window < 1:
             raise InvalidInput(f"window={self.window} averages no states; use 1 or more.")
         total = sum(self.weights)

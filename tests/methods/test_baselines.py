@@ -6,7 +6,7 @@ import torch
 from builders import tiny
 from evaluation.invented import LABELS, task_of
 from methods.plain import SHORT, model_of
-from methods.test_learned import check_untouched, traces
+from methods.untouched import check_untouched, traces
 
 import mechtv
 from mechtv.errors import InvalidInput
@@ -127,7 +127,7 @@ def test_a_bar_shows_where_it_is_asked_for(capsys):
         ({"layer": 1}, "layer=1 is an option of kind='lora' only"),
         ({"target": "q_proj"}, "target='q_proj' is an option of kind='lora' only"),
         ({"step_size": float("nan")}, "step_size=nan must be above 0"),
-        ({"weight_decay": -0.1}, "weight_decay=-0.1 must be finite and 0 or more"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1 must be 0 or more and finite"),
         ({"kind": "lora", "layer": 3}, "layer=3 does not exist: this model has layers 0 to 2"),
         ({"n": 9}, "n=9 examples .* holds 8"),
     ],

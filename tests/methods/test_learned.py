@@ -12,6 +12,7 @@ import torch
 from builders import D_MODEL, tiny
 from evaluation.invented import LABELS, model_of, task_of
 from evaluation.naive import naive_logits, row_of
+from methods.untouched import check_untouched, traces
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import mechtv
@@ -37,34 +38,6 @@ def same_values(first, second):
 
 
 # --- what stays as it was ---
-
-
-def traces(model):
-    """All that training could leave on a model, in a form that can be compared."""
-    inner = model.original_model
-    named = [*inner.named_parameters(), *inner.named_buffers()]
-    return {
-        "values": {name: x.detach().clone() for name, x in named},
-        "gradients": {name: x.grad for name, x in inner.named_parameters()},
-        "flags": {name: x.requires_grad for name, x in inner.named_parameters()},
-        "modes": [module.training for module in model.modules()],
-        "hooks": [len(point.fwd_hooks) for point in set(model.hook_dict.values())],
-        "torch hooks": [
-            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
-            for m in model.modules()
-        ],
-        "attributes": sorted(vars(model)),
-    }
-
-
-def check_untouched(model, before):
-    after = traces(model)
-    for name, value in before.pop("values").items():
-        assert torch.equal(after["values"][name], value), name
-    for name, gradient in before.pop("gradients").items():
-        assert after["gradients"][name] is gradient, name
-    for name, value in before.items():
-        assert after[name] == value, name
 
 
 def unusual(family, **settings):
