@@ -28,7 +28,7 @@ from mechtv.evaluation.intervals import (
     mean,
     share,
 )
-from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.provenance import UNKNOWN, Provenance, setting_of
 from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, log_probabilities, logits_at
@@ -185,13 +185,12 @@ def evaluate(
     """
     seed = seed_for(vector) if seed is None else seed
     prompts = Prompts.of(model, task, split=split, shots=shots, n=n, seed=seed)
-    plain = "in-context" if shots else "zero-shot"
     return score(
         model,
         prompts,
         vector,
         task=task.name,
-        setting=plain if vector is None else vector.card.method,
+        setting=setting_of(vector, shots),
         shots=shots,
         split=split,
         batch_size=batch_size,

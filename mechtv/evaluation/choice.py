@@ -28,7 +28,7 @@ from mechtv.evaluation.intervals import (
     mean_share,
     share,
 )
-from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.provenance import UNKNOWN, Provenance, setting_of
 from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, last_logits, log_probabilities
@@ -172,7 +172,7 @@ def evaluate_choice(
     """
     form = _form(task)
     seed = seed_for(vector) if seed is None else seed
-    setting = ("in-context" if shots else "zero-shot") if vector is None else vector.card.method
+    setting = setting_of(vector, shots)
     queries = task.split(split, n=n, seed=seed)
     orders = [[q, swapped(task, q)] if both_orders else [q] for q in queries]
     pool = task.splits(seed).train

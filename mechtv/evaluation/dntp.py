@@ -16,7 +16,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate, mean
-from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.provenance import UNKNOWN, Provenance, setting_of
 from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, last_logits, log_probabilities
@@ -124,9 +124,7 @@ def dntp(
             model, prompts, applied, tokens, batch_size=batch_size, title=title, show=progress
         )
 
-    setting = (
-        ("in-context" if vector_shots else "zero-shot") if vector is None else vector.card.method
-    )
+    setting = setting_of(vector, vector_shots)
     reference = distribution(shots, None, "in-context distribution")
     given = distribution(vector_shots, vector, f"{setting} distribution")
     return Divergence(

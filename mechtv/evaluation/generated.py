@@ -20,7 +20,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Comparison, Estimate, compare_shares, share
-from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.provenance import UNKNOWN, Provenance, setting_of
 from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.generate import greedy
 from mechtv.forward.run import in_batches
@@ -146,7 +146,7 @@ def evaluate_generated(
     prompts = Prompts.of(model, task, split=split, shots=shots, n=n, seed=seed)
     _check_stop(stop, prompts.examples)
     new_tokens = _enough_tokens(model, task) if new_tokens is None else new_tokens
-    setting = ("in-context" if shots else "zero-shot") if vector is None else vector.card.method
+    setting = setting_of(vector, shots)
     rows: list[list[int]] = write(
         model,
         prompts,

@@ -13,7 +13,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.accuracy import Evaluation, answer_places, score
-from mechtv.evaluation.provenance import Provenance
+from mechtv.evaluation.provenance import Provenance, setting_of
 from mechtv.forward.memory import steady
 from mechtv.forward.run import kept
 from mechtv.progress import progress
@@ -54,7 +54,7 @@ def score_all(
                 prompts,
                 vector,
                 task=task.name,
-                setting=PLAIN if vector is None else vector.card.method,
+                setting=setting_of(vector, shots=0),
                 shots=0,
                 split=split,
                 provenance=Provenance.of(model, task, seed),

@@ -6,6 +6,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.models import describe
 from mechtv.tasks.task import Task
+from mechtv.vectors.vector import TaskVector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +38,10 @@ class Provenance:
 
 UNKNOWN = Provenance()
 """That of scores made by hand."""
+
+
+def setting_of(vector: TaskVector | None, shots: int) -> str:
+    """What a run is called in results: the vector's method, `in-context`, or `zero-shot`."""
+    if vector is not None:
+        return vector.card.method
+    return "in-context" if shots else "zero-shot"

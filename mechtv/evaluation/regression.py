@@ -19,7 +19,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.generated import text_of, write
 from mechtv.evaluation.intervals import Comparison, Estimate, compare_means, mean, share
-from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.provenance import UNKNOWN, Provenance, setting_of
 from mechtv.evaluation.seeds import seed_for
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
@@ -163,7 +163,7 @@ def evaluate_regression(
     seed = seed_for(vector) if seed is None else seed
     if shots is None:
         shots = SHOTS if vector is None else 0
-    setting = ("in-context" if shots else "zero-shot") if vector is None else vector.card.method
+    setting = setting_of(vector, shots)
     training = _numbers(task, [example.answer for example in task.splits(seed).train])
     prompts = Prompts.of(
         model, task, split=split, shots=shots, n=n, seed=seed, demonstrations=demonstrations
