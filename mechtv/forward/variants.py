@@ -7,6 +7,7 @@ for one vector.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Literal, get_args
 
 import torch
 from einops import rearrange
@@ -17,6 +18,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from mechtv.errors import InvalidInput
 from mechtv.forward.memory import Memory, steady
 from mechtv.forward.prefix import Prefix, replay
+from mechtv.forward.probe import last_residual
 from mechtv.forward.rectangle import Rectangle
 from mechtv.forward.run import last_logits
 from mechtv.forward.setting import layout_of
@@ -30,7 +32,8 @@ from mechtv.vectors.vector import TaskVector
 LARGEST_SHARE = 0.9  # so many passes begin from the prompts that nearly any saving is worth it
 MOST_COLUMNS = 256  # more would spend more on attention between variants, all of it masked
 
-Measure = Callable[[Float[Tensor, "batch token"], Prompts], Shaped[Tensor, "batch ..."]]
+Measure = Callable[[Float[Tensor, "batch output"], Prompts], Shaped[Tensor, "batch ..."]]
+Output = Literal["logits", "residual"]
 
 
 def scan(
@@ -39,18 +42,20 @@ def scan(
     vectors: Sequence[TaskVector],
     measure: Measure | None = None,
     *,
+    output: Output = "logits",
     tokens: Int[Tensor, " token"] | None = None,
     batch_size: int = 64,
     n_bytes: int = 2**30,
     title: str = "vectors",
     show: bool | None = None,
 ) -> Shaped[Tensor, "vector batch ..."]:
-    """What each vector by itself does to the logits at each prompt's last token.
+    """What each vector by itself does at each prompt's last token.
 
     Args:
         vectors: any; those that begin at one layer run together, so give many at once.
-        measure: what is kept of one vector's logits on some rows, such as a probability; row by
-            row. The logits themselves if None.
+        measure: what is kept of one vector's output on some rows, such as a probability; row by
+            row. The output itself if None.
+        output: the `logits`, or the `residual` stream behind the last block.
         tokens: the tokens whose logits are wanted; the whole vocabulary if None.
         batch_size: prompts at a time, whose prefixes are kept meanwhile.
         n_bytes: about how much memory the vectors that run together may take, beside the prefixes
@@ -60,11 +65,13 @@ def scan(
         One entry a vector, in their order; each as `measure` returns it, over all prompts.
 
     Raises:
-        InvalidInput: for no vectors, a vector that does not fit the model, or a budget or batch
-            size below 1.
+        InvalidInput: for no vectors, a vector that does not fit the model, an unknown output, or a
+            budget or batch size below 1.
     """
     if not vectors:
         raise InvalidInput("There are no vectors to scan; give at least one.")
+    if output not in get_args(Output):
+        raise InvalidInput(f"output={output!r} is unknown; use {' or '.join(get_args(Output))}.")
     for name, value in (("batch_size", batch_size), ("n_bytes", n_bytes)):
         if value < 1:
             raise InvalidInput(f"{name}={value} is too small; use 1 or more.")
@@ -72,15 +79,15 @@ def scan(
         for edit in vector.edits:
             check_fits(model, edit)
     batches = prompts.lengths.argsort(stable=True).split(batch_size)
-    keep = measure or (lambda logits, _: logits)
+    keep = measure or (lambda found, _: found)
     parts = []
     total = len(vectors) * len(batches)
     with steady(model) as memory, progress_bar(title=title, total=total, show=show) as bar:
         for rows in batches:
             batch = prompts.select(rows.tolist())
             found: dict[int, Tensor] = {}
-            for number, logits in _each(memory, model, batch, vectors, tokens, n_bytes):
-                found[number] = keep(logits, batch)
+            for number, each in _each(memory, model, batch, vectors, output, tokens, n_bytes):
+                found[number] = keep(each, batch)
                 bar.update()
             parts.append(torch.stack([found[number] for number in range(len(vectors))]))
     return torch.cat(parts, dim=1)[:, torch.cat(list(batches)).argsort().to(parts[0].device)]
@@ -91,17 +98,18 @@ def _each(
     model: TransformerBridge,
     prompts: Prompts,
     vectors: Sequence[TaskVector],
+    output: Output,
     tokens: Int[Tensor, " token"] | None,
     n_bytes: int,
-) -> Iterator[tuple[int, Float[Tensor, "batch token"]]]:
-    """Each vector's number and its logits, in some order."""
+) -> Iterator[tuple[int, Float[Tensor, "batch output"]]]:
+    """Each vector's number and its output, in some order."""
     layout = layout_of(prompts, model)
     touched = [(site, vector.acts_on) for vector in vectors for site in vector.sites]
     rectangle = Rectangle.around(prompts, layout, touched)
     with memory.kept(model, prompts, rectangle, largest=LARGEST_SHARE, show=False):
         cut = memory.cut(model, prompts, rectangle, learning=False)
         if cut is None:
-            yield from _one_by_one(model, prompts, enumerate(vectors), tokens)
+            yield from _one_by_one(model, prompts, enumerate(vectors), output, tokens)
             return
         last = prompts.last - cut.suffix.start
         inner = cut.suffix.layout(layout)
@@ -113,10 +121,9 @@ def _each(
             size = _at_once(model, prefix, tokens, n_bytes) if apart else 1
             for first in range(0, len(group), size):
                 some = group[first : first + size]
-                logits = _side_by_side(
-                    model, prefix, [vectors[n] for n in some], inner, last, tokens
-                )
-                yield from zip(some, logits, strict=True)
+                states = _side_by_side(model, prefix, [vectors[n] for n in some], inner, last)
+                outputs = states if output == "residual" else unembedded(model, states, tokens)
+                yield from zip(some, outputs, strict=True)
 
 
 def _side_by_side(
@@ -125,24 +132,27 @@ def _side_by_side(
     vectors: Sequence[TaskVector],
     layout: Layout,
     last: Int[Tensor, " batch"],
-    tokens: Int[Tensor, " token"] | None,
-) -> Float[Tensor, "vector batch token"]:
+) -> Float[Tensor, "vector batch d_model"]:
     variants = [(vector.edits, vector.acts_on) for vector in vectors]
     with inject_side_by_side(model, variants, layout):
         states = replay(model, prefix.side_by_side(len(vectors)))
     each = rearrange(states, "b (v s) d -> v b s d", v=len(vectors))
     row = torch.arange(len(last), device=each.device)
-    return unembedded(model, each[:, row, last.to(each.device)], tokens)
+    return each[:, row, last.to(each.device)]
 
 
 def _one_by_one(
     model: TransformerBridge,
     prompts: Prompts,
     vectors: Iterable[tuple[int, TaskVector]],
+    output: Output,
     tokens: Int[Tensor, " token"] | None,
-) -> Iterator[tuple[int, Float[Tensor, "batch token"]]]:
+) -> Iterator[tuple[int, Float[Tensor, "batch output"]]]:
     for number, vector in vectors:
-        yield number, last_logits(model, prompts, vector, tokens=tokens)
+        if output == "residual":
+            yield number, last_residual(model, prompts, vector)
+        else:
+            yield number, last_logits(model, prompts, vector, tokens=tokens)
 
 
 def _by_first_layer(vectors: Sequence[TaskVector]) -> list[tuple[int, list[int]]]:

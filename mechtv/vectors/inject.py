@@ -61,7 +61,13 @@ def hooked(
     model: TransformerBridge, site: Site, hook: Callable[..., Tensor | None]
 ) -> Iterator[None]:
     """One TransformerLens hook at a site. It survives `model.reset_hooks()` inside the block."""
-    point = hook_point(model, site)
+    with hooked_at(hook_point(model, site), hook):
+        yield
+
+
+@contextmanager
+def hooked_at(point: HookPoint, hook: Callable[..., Tensor | None]) -> Iterator[None]:
+    """The same at any hook point."""
     handle = point.add_hook(hook, is_permanent=True)
     try:
         yield
