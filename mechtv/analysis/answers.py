@@ -1,0 +1,99 @@
+"""What logits at the last token say of the answers: hits, log-probability, logit difference.
+
+Analyses score the answer's first token, at the prompt's last one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+from mechtv.evaluation.intervals import Estimate, mean, share
+from mechtv.forward.run import log_probabilities
+from mechtv.tasks.prompts import Prompts
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answers:
+    """Scores of each query's first answer token.
+
+    Args:
+        correct: it is the most probable token of all; `correct_label` of the labels' first ones
+            (None for open answers).
+        log_probability: natural log.
+        logit_difference: its logit minus the mean logit of its rivals (see `rivals`).
+    """
+
+    correct: Bool[np.ndarray, " query"]
+    correct_label: Bool[np.ndarray, " query"] | None
+    log_probability: Float[np.ndarray, " query"]
+    logit_difference: Float[np.ndarray, " query"]
+
+    @classmethod
+    def of(
+        cls,
+        logits: Float[Tensor, "query d_vocab"],
+        prompts: Prompts,
+        against: Int[Tensor, "query rival"] | None = None,
+    ) -> "Answers":
+        """Read logits of the whole vocabulary.
+
+        Args:
+            against: each query's rivals; those that these logits show if None.
+        """
+        answers = prompts.first_answer_tokens.to(logits.device)
+        against = rivals(logits, prompts) if against is None else against.to(logits.device)
+        log_p = log_probabilities(logits).gather(1, answers[:, None])[:, 0]
+        own = logits.gather(1, answers[:, None])[:, 0].double()
+        correct_label = None
+        if prompts.labels:
+            labels = prompts.first_label_tokens.to(logits.device)
+            hits = labels[logits[:, labels].argmax(dim=1)] == answers
+            correct_label = hits.cpu().numpy()
+        return cls(
+            correct=(logits.argmax(dim=1) == answers).cpu().numpy(),
+            correct_label=correct_label,
+            log_probability=log_p.double().cpu().numpy(),
+            logit_difference=(own - logits.gather(1, against).double().mean(dim=1)).cpu().numpy(),
+        )
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Each score with its 95 % interval, by name."""
+        found = {"accuracy, full vocabulary": share(self.correct)}
+        if self.correct_label is not None:
+            found["accuracy, label-restricted"] = share(self.correct_label)
+        found["log-probability"] = mean(self.log_probability)
+        found["logit difference"] = mean(self.logit_difference)
+        return found
+
+    def table(self) -> pd.DataFrame:
+        """One row a score: value, 95 % interval, n."""
+        return pd.DataFrame(
+            {"score": name, "value": e.value, "low": e.low, "high": e.high, "n": e.n}
+            for name, e in self.estimates().items()
+        )
+
+
+def rivals(logits: Float[Tensor, "query d_vocab"], prompts: Prompts) -> Int[Tensor, "query rival"]:
+    """What each answer stands against: the other labels' first tokens, or the best wrong token."""
+    answers = prompts.first_answer_tokens.to(logits.device)
+    if prompts.labels:
+        labels = prompts.first_label_tokens.to(logits.device)
+        others = labels[None, :].expand(len(answers), -1)
+        return others[others != answers[:, None]].reshape(len(answers), -1)
+    wrong = logits.scatter(1, answers[:, None], -torch.inf)
+    return wrong.argmax(dim=1, keepdim=True)
+
+
+def contrast(
+    model: TransformerBridge, prompts: Prompts, against: Int[Tensor, "query rival"]
+) -> Float[Tensor, "query d_model"]:
+    """The direction, behind the final norm, that is the logit difference (before any soft cap)."""
+    unembedding = model.W_U.detach()
+    answers = prompts.first_answer_tokens.to(unembedding.device)
+    wrong = unembedding[:, against.to(unembedding.device)].mean(dim=2)
+    return (unembedding[:, answers] - wrong).T
