@@ -13,19 +13,16 @@ figures/results.
 from pathlib import Path
 
 import typer
+from ridges import RIDGES, linear_maps
 
 import mechtv
 from mechtv.evaluation.scoring import Scorer
 from mechtv.files import write_whole
-from mechtv.methods.linear import LinearSettings, linear_from_states
-from mechtv.methods.states import paired_states
 from mechtv.study import dntp_accuracy_correlation
 from mechtv.study.store import Store, key_of
-from mechtv.vectors import Site
 
 WORDS = "present-past,singular-plural,capitalize,country-capital,antonym,sentiment"
 TEXTS = ("sst2", "trec", "ag-news")
-RIDGES = (5.0, 1e3, 1e4, 1e5)
 SHOTS = 8
 
 # Texts are some ten times as long as words, so fewer of them are read.
@@ -107,22 +104,10 @@ def _ridge(model, task, options, seed: int, out: Path) -> float:
     )
     rows = store.rows(key)
     if rows is None:
-        site = Site(layer=model.cfg.n_layers - 1, component="resid_post")
-        states = paired_states(model, task, site, seed=seed, **options)
         n = min(48, len(task.splits(seed).validation))
         scorer = Scorer(model, task, shots=SHOTS, split="validation", n=n, seed=seed)
         rows = []
-        for ridge in RIDGES:
-            settings = LinearSettings(
-                layer=site.layer,
-                component="resid_post",
-                ridge=ridge,
-                solver="auto",
-                intercept=False,
-                fit="same site",
-                **options,
-            )
-            vector = linear_from_states(model, task, settings, states, seed=seed)
+        for ridge, vector in linear_maps(model, task, seed=seed, **options).items():
             _, vocabulary = scorer.score("linear", vector).divergences
             rows.append({"ridge": ridge, "dntp": vocabulary.value})
         store.keep(key, rows)
