@@ -30,6 +30,7 @@ from mechtv.evaluation.intervals import (
 )
 from mechtv.evaluation.provenance import UNKNOWN, Provenance, setting_of
 from mechtv.evaluation.seeds import seed_for
+from mechtv.forward.likelihood import log_probabilities_at
 from mechtv.forward.memory import steady
 from mechtv.forward.run import in_batches, log_probabilities, logits_at
 from mechtv.tasks.prompts import Prompts
@@ -297,7 +298,7 @@ class Forced:
     def mean_log_probability(self) -> Float[Tensor, " batch"]:
         """Each row's mean over its answer's tokens of their log-probability."""
         chosen = self.log_probabilities.gather(1, self.ids[:, None])[:, 0]
-        return self._sum(chosen) / self._sum(torch.ones_like(chosen))
+        return mean_by_row(chosen, self.row, len(self.first))
 
     def hits(self) -> Bool[Tensor, " token"]:
         """Which tokens are the most probable ones."""
@@ -309,6 +310,31 @@ class Forced:
 
     def _sum(self, values: Float[Tensor, " token"]) -> Float[Tensor, " batch"]:
         return values.new_zeros(len(self.first)).index_add(0, self.row, values)
+
+
+def answer_log_probability(
+    model: TransformerBridge, forced: Prompts, vector: TaskVector | None = None
+) -> Float[Tensor, " batch"]:
+    """The mean log-probability of each row's answer, as `force` has it, for training.
+
+    Args:
+        forced: from `Prompts.with_answers`.
+
+    Raises:
+        InvalidInput: if a row has no answer.
+    """
+    row, column = answer_places(forced)
+    ids = torch.tensor([token for answer in forced.answers for token in answer])
+    chosen = log_probabilities_at(model, forced, row, column, ids, vector)
+    return mean_by_row(chosen, row.to(chosen.device), len(forced))
+
+
+def mean_by_row(
+    values: Float[Tensor, " token"], row: Int[Tensor, " token"], n_rows: int
+) -> Float[Tensor, " batch"]:
+    """The mean of each row's values."""
+    zeros = values.new_zeros(n_rows)
+    return zeros.index_add(0, row, values) / zeros.index_add(0, row, torch.ones_like(values))
 
 
 def force(model: TransformerBridge, forced: Prompts, vector: TaskVector | None = None) -> Forced:

@@ -21,7 +21,7 @@ def few_rows(modules: Iterable[nn.Module]) -> Iterator[None]:
     Gradients reach the layers' inputs alone; those that want gradients for their weights are left
     as they are.
     """
-    layers = [x for module in modules for x in module.modules() if _is_eligible(x)]
+    layers = [x for module in modules for x in module.modules() if is_eligible(x)]
     for layer in layers:
         vars(layer)["forward"] = partial(product, weight=layer.weight, bias=layer.bias)
     try:
@@ -64,7 +64,8 @@ class _FewRows(torch.autograd.Function):
         return product(x, ctx.weight)
 
 
-def _is_eligible(module: nn.Module) -> TypeGuard[nn.Linear]:
+def is_eligible(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a layer may take oneDNN."""
     return (
         type(module) is nn.Linear
         and "forward" not in vars(module)

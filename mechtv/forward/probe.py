@@ -6,7 +6,7 @@ that a `Site` can name belong into a `TaskVector`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -17,14 +17,13 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
+from mechtv.forward.cut import cut_around
 from mechtv.forward.full import pass_through
-from mechtv.forward.memory import Cut, Memory, steady
+from mechtv.forward.memory import steady
 from mechtv.forward.prefix import replay
-from mechtv.forward.rectangle import Rectangle
 from mechtv.forward.setting import applied, layout_of
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors.inject import declared_layout, hooked_at
-from mechtv.vectors.layout import ActsOn, Layout
 from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
 
@@ -52,12 +51,16 @@ def last_residual(
     """
     changes = changes or {}
     points = {name: _block_point(model, name) for name in changes}
+    sites = [Site(layer=layer) for layer in sorted(set(map(_layer_of, changes)))]
     layout = layout_of(prompts, model)
     row = torch.arange(len(prompts))
     final = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
     kept: list[Tensor] = []
     with ExitStack() as stack:
-        cut = _cut(stack.enter_context(steady(model)), model, prompts, vector, changes, layout)
+        memory = stack.enter_context(steady(model))
+        cut = cut_around(
+            memory, model, prompts, vector, layout, sites=sites, learning=torch.is_grad_enabled()
+        )
         columns = prompts.last if cut is None else prompts.last - cut.suffix.start
         inner = layout if cut is None else cut.suffix.layout(layout)
         stack.enter_context(declared_layout(model, inner))
@@ -130,26 +133,6 @@ def _block_point(model: TransformerBridge, name: str) -> HookPoint:
 
 def _layer_of(name: str) -> int:
     return int(name.split(".")[1])
-
-
-def _cut(
-    memory: Memory,
-    model: TransformerBridge,
-    prompts: Prompts,
-    vector: TaskVector | None,
-    names: Iterable[str],
-    layout: Layout,
-) -> Cut | None:
-    """The pass cut to what the vector and changes at some points can change, where it can be."""
-    touched: list[tuple[Site, ActsOn]] = [
-        (Site(layer=layer), "prompt") for layer in sorted(set(map(_layer_of, names)))
-    ]
-    if vector is not None:
-        touched += [(site, vector.acts_on) for site in vector.sites]
-    if not touched:
-        return None
-    rectangle = Rectangle.around(prompts, layout, touched)
-    return memory.cut(model, prompts, rectangle, learning=torch.is_grad_enabled())
 
 
 def _changed(

@@ -17,10 +17,10 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
+from mechtv.forward.cut import Places, cut_around, rectangle_around
 from mechtv.forward.full import full_logits, pass_through
-from mechtv.forward.memory import Cut, Memory, steady
+from mechtv.forward.memory import steady
 from mechtv.forward.prefix import replay
-from mechtv.forward.rectangle import Rectangle
 from mechtv.forward.setting import applied, layout_of
 from mechtv.forward.unembed import unembedded
 from mechtv.progress import progress
@@ -29,8 +29,6 @@ from mechtv.vectors.inject import declared_layout, hook_point, hooked
 from mechtv.vectors.layout import Layout
 from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
-
-Places = tuple[Int[Tensor, " place"], Int[Tensor, " place"]]
 
 
 def run(
@@ -72,20 +70,11 @@ def logits_at(
     tokens: Int[Tensor, " token"] | None = None,
 ) -> Float[Tensor, "place token"]:
     """The logits at any places, each a row and a column; otherwise as `run`."""
-    row, column = row.cpu(), column.cpu()
-    _check_inside(prompts, column)
-    layout = layout_of(prompts, model)
-    with steady(model) as memory:
-        cut = _cut(memory, model, prompts, vector, layout, places=(row, column))
-        if cut is None:
-            with declared_layout(model, layout), applied(vector, model):
-                logits = full_logits(model, prompts, row, column)
-            return logits if tokens is None else logits[:, tokens.to(logits.device)]
-        with declared_layout(model, cut.suffix.layout(layout)), applied(vector, model):
-            states = replay(model, cut.prefix)
-        there = row * states.shape[1] + column - cut.suffix.start[row]
-        chosen = states.flatten(0, 1).index_select(0, there.to(states.device))
-        return unembedded(model, chosen[None], tokens)[0]
+    states = states_at(model, prompts, row, column, vector)
+    if states is not None:
+        return unembedded(model, states[None], tokens)[0]
+    logits = full_logits_at(model, prompts, row, column, vector)
+    return logits if tokens is None else logits[:, tokens.to(logits.device)]
 
 
 def last_logits(
@@ -127,7 +116,9 @@ def capture(
     with ExitStack() as stack:
         memory = stack.enter_context(steady(model))
         whole = any(site.positions == "all" for site in sites)
-        cut = None if whole else _cut(memory, model, prompts, vector, layout, sites=sites)
+        cut = None
+        if vector is not None and not whole:
+            cut = cut_around(memory, model, prompts, vector, layout, sites=sites)
         if cut is not None:
             layout = cut.suffix.layout(layout)
         stack.enter_context(declared_layout(model, layout))
@@ -164,7 +155,7 @@ def kept(
     """
     with steady(model) as memory:
         layout = layout_of(prompts, model)
-        rectangle = _rectangle(prompts, vector, layout, places=places, sites=sites)
+        rectangle = rectangle_around(prompts, vector, layout, places=places, sites=sites)
         with memory.kept(model, prompts, rectangle, show=show):
             yield
 
@@ -203,6 +194,39 @@ def in_batches(
     return torch.cat(parts)[order.argsort()]
 
 
+def states_at(
+    model: TransformerBridge,
+    prompts: Prompts,
+    row: Int[Tensor, " place"],
+    column: Int[Tensor, " place"],
+    vector: TaskVector | None,
+) -> Float[Tensor, "place d_model"] | None:
+    """The residual streams behind the last block; None where the full pass has to run."""
+    row, column = row.cpu(), column.cpu()
+    _check_inside(prompts, column)
+    layout = layout_of(prompts, model)
+    with steady(model) as memory:
+        cut = cut_around(memory, model, prompts, vector, layout, places=(row, column))
+        if cut is None:
+            return None
+        with declared_layout(model, cut.suffix.layout(layout)), applied(vector, model):
+            states = replay(model, cut.prefix)
+        there = row * states.shape[1] + column - cut.suffix.start[row]
+        return states.flatten(0, 1).index_select(0, there.to(states.device))
+
+
+def full_logits_at(
+    model: TransformerBridge,
+    prompts: Prompts,
+    row: Int[Tensor, " place"],
+    column: Int[Tensor, " place"],
+    vector: TaskVector | None,
+) -> Float[Tensor, "place d_vocab"]:
+    """The logits at any places, by the full pass."""
+    with declared_layout(model, layout_of(prompts, model)), applied(vector, model):
+        return full_logits(model, prompts, row.cpu(), column.cpu())
+
+
 def _check_inside(prompts: Prompts, column: Int[Tensor, " place"]) -> None:
     width = prompts.tokens.shape[1]
     outside = column[(column < 0) | (column >= width)]
@@ -211,42 +235,6 @@ def _check_inside(prompts: Prompts, column: Int[Tensor, " place"]) -> None:
             f"Column {int(outside[0])} does not exist in prompts of {width} columns; use 0 to "
             f"{width - 1}."
         )
-
-
-def _cut(
-    memory: Memory,
-    model: TransformerBridge,
-    prompts: Prompts,
-    vector: TaskVector | None,
-    layout: Layout,
-    *,
-    places: Places | None = None,
-    sites: Sequence[Site] = (),
-) -> Cut | None:
-    """The pass cut to what the vector can change; None where the full pass has to run."""
-    if vector is None:
-        return None
-    if places is not None and not bool(prompts.mask[places].all()):
-        return None  # of padding, only the full pass knows
-    for site in vector.sites:
-        hook_point(model, site)
-    tensors = [x for edit in vector.edits for x in edit.operation.tensors().values()]
-    learning = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    rectangle = _rectangle(prompts, vector, layout, places=places, sites=sites)
-    return memory.cut(model, prompts, rectangle, learning=learning)
-
-
-def _rectangle(
-    prompts: Prompts,
-    vector: TaskVector,
-    layout: Layout,
-    *,
-    places: Places | None,
-    sites: Sequence[Site],
-) -> Rectangle:
-    touched = [(site, vector.acts_on) for site in vector.sites]
-    touched += [(site, "prompt") for site in sites]
-    return Rectangle.around(prompts, layout, touched, places)
 
 
 def _keep(

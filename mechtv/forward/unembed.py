@@ -23,5 +23,10 @@ def unembedded(
         logits = normed @ model.W_U[:, chosen]
         if model.b_U is not None:
             logits = logits + model.b_U[chosen]
-    cap = getattr(model.cfg, "output_logits_soft_cap", None) or 0.0
-    return cap * torch.tanh(logits / cap) if cap > 0 else logits
+    cap = soft_cap(model)
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def soft_cap(model: TransformerBridge) -> float:
+    """What bounds the model's logits (Gemma 2); 0 where nothing does."""
+    return max(0.0, getattr(model.cfg, "output_logits_soft_cap", None) or 0.0)

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.evaluation.accuracy import (
+    answer_log_probability,
     answer_places,
-    force,
     score_columns,
 )
 from mechtv.evaluation.dntp import (
@@ -67,7 +67,7 @@ class Answer:
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The cross-entropy of each row's answer."""
         batch = self._forced.select(rows.tolist())
-        return -force(self.model, batch, vector).mean_log_probability()
+        return -answer_log_probability(self.model, batch, vector)
 
     def score(self, vector: TaskVector) -> dict[str, float]:
         """The mean loss, and the share of answers that greedy decoding gets wholly right."""
