@@ -81,7 +81,7 @@ class Answers:
 def rivals(logits: Float[Tensor, "query d_vocab"], prompts: Prompts) -> Int[Tensor, "query rival"]:
     """What each answer stands against: the other labels' first tokens, or the best wrong token."""
     answers = prompts.first_answer_tokens.to(logits.device)
-    if prompts.labels:
+    if len(prompts.labels) > 1:
         labels = prompts.first_label_tokens.to(logits.device)
         others = labels[None, :].expand(len(answers), -1)
         return others[others != answers[:, None]].reshape(len(answers), -1)

@@ -96,7 +96,8 @@ def check_heads(model: TransformerBridge, heads: object) -> tuple[Head, ...]:
         InvalidInput: for none, a pair that is none, one twice, or a head the model lacks.
     """
     cfg = model.cfg
-    pairs = tuple(tuple(pair) for pair in heads) if isinstance(heads, (list, tuple, set)) else ()
+    given = list(heads) if isinstance(heads, (list, tuple, set)) else []
+    pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else () for pair in given]
     if not pairs or any(
         len(pair) != 2 or not all(isinstance(number, int) for number in pair) for pair in pairs
     ):

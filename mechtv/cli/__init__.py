@@ -1,13 +1,11 @@
-"""The command line: `mechtv run`, `tasks`, `learn`, `extract`, `compare`, `evaluate`, `show`.
-
-A thin user of the library. Everything heavy is imported inside the commands, so `--help` is quick.
-"""
+"""The command line: `mechtv run`, `learn`, `extract`, `compare`, `evaluate`, `explain`, `show`."""
 
 import sys
 
 import typer
 
-from mechtv.cli.commands import app
+from mechtv.cli import commands, of_vectors  # noqa: F401 - they put their commands into the app
+from mechtv.cli.options import app
 
 __all__ = ["app", "main"]
 

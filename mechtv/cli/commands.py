@@ -1,13 +1,25 @@
-"""The commands, one function each.
+"""The commands that make vectors, one function each; those that take one stand in `of_vectors`.
 
 A thin user of the library. Everything heavy is imported inside the commands, so `--help` is quick.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechtv.cli.options import (
+    Device,
+    Dtype,
+    Layers,
+    MethodOptions,
+    ModelName,
+    N,
+    Seed,
+    TaskName,
+    TemplateText,
+    app,
+)
 from mechtv.cli.values import (
     check_folder,
     line_of,
@@ -22,36 +34,6 @@ from mechtv.cli.values import (
 
 if TYPE_CHECKING:
     from mechtv.overview import Setting
-
-app = typer.Typer(
-    help="Train, extract, score and explain the task vectors of language models.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-
-ModelName = Annotated[
-    str, typer.Option("--model", help="Bundled name, hub id, folder or GGUF file.")
-]
-TaskName = Annotated[str, typer.Option("--task", help="A name of `mechtv tasks`, or a JSON file.")]
-TemplateText = Annotated[
-    str | None,
-    typer.Option("--template", help='A name, or a text like "Q: {input}\\nA: {answer}".'),
-]
-Layers = Annotated[
-    str | None,
-    typer.Option("--layers", help="Blocks, e.g. 4,11,19 (from 0). Four depths if left out."),
-]
-MethodOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", help="An option of the method, e.g. shots=5; may be repeated."),
-]
-N = Annotated[int | None, typer.Option("--n", help="How many test queries; all if left out.")]
-Seed = Annotated[int, typer.Option(help="Fixes splits, demonstrations and training.")]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the best one if left out.")
-]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
 
 
 @app.command()
@@ -236,67 +218,3 @@ def compare(
     write_text(page, out / "methods.html")
     typer.echo(comparison.wide().to_string(index=False))
     typer.echo(f"Tables and the figure are in {out}")
-
-
-@app.command()
-def evaluate(
-    vector: Annotated[
-        Path | None, typer.Argument(help="A vector's file; none for the model alone.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="The vector's own if left out.")] = None,
-    task: Annotated[str | None, typer.Option(help="The vector's own if left out.")] = None,
-    template: TemplateText = None,
-    shots: Annotated[int, typer.Option(help="Demonstrations before each query.")] = 0,
-    icl_shots: Annotated[
-        int, typer.Option(help="Demonstrations of the run that dNTP is from.")
-    ] = 8,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    n: N = None,
-    seed: Annotated[int | None, typer.Option(help="The vector's own if left out.")] = None,
-    device: Device = None,
-    dtype: Dtype = "float32",
-) -> None:
-    """Score a vector, or the model alone: accuracies, log-probability, and dNTP.
-
-    What is left out is taken from the vector's card: its model, task, template and seed.
-    """
-    import pandas as pd
-
-    from mechtv.evaluation import dntp
-    from mechtv.evaluation import evaluate as scores
-    from mechtv.vectors import TaskVector
-
-    loaded = None if vector is None else TaskVector.load(vector)
-    card = None if loaded is None else loaded.card
-    of_card = card is not None and task in (None, card.task)
-    chosen = task_named(
-        task or (card.task if card else "present-past"),
-        template or (card.template if card and of_card else None),
-    )
-    opened = opened_model(model or (card.model if card else "smollm2-135m"), device, dtype)
-    options: dict[str, Any] = {"split": split, "n": n, "seed": seed}
-    parts = [scores(opened, chosen, loaded, shots=shots, **options).table()]
-    for over in ("labels", "vocabulary"):
-        result = dntp(
-            opened, chosen, loaded, shots=icl_shots, over=over, vector_shots=shots, **options
-        )
-        parts.append(result.table())
-    table = pd.concat(parts, ignore_index=True)
-    typer.echo(
-        table[["task", "setting", "score", "value", "low", "high", "n"]].to_string(index=False)
-    )
-
-
-@app.command()
-def show(file: Annotated[Path, typer.Argument(help="A vector's file.")]) -> None:
-    """Print a vector's card: where it came from and what it does."""
-    import json
-
-    from mechtv.vectors import TaskVector
-
-    vector = TaskVector.load(file)
-    typer.echo(f"{vector}\n\n{vector.table().to_string(index=False)}\n")
-    card = vector.card.to_json()
-    typer.echo(json.dumps({k: v for k, v in card.items() if k != "curve"}, indent=2))
-    if vector.card.curve:
-        typer.echo(f"\n{vector.training_curve().to_string(index=False)}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mechtv.tasks import Task
+    from mechtv.vectors import TaskVector
 
 
 def opened_model(model: str, device: str | None, dtype: str) -> Any:
@@ -29,6 +30,24 @@ def task_named(name: str, template: str | None) -> "Task":
 
     task = get_task(name)
     return task if template is None else task.with_template(template.replace("\\n", "\n"))
+
+
+def at_home(
+    vector: "TaskVector | None",
+    model: str | None,
+    task: str | None,
+    template: str | None,
+    device: str | None,
+    dtype: str,
+) -> "tuple[Any, Task]":
+    """The model and the task that options name; what is left out is what the vector's card says."""
+    card = None if vector is None else vector.card
+    of_card = card is not None and task in (None, card.task)
+    chosen = task_named(
+        task or (card.task if card else "present-past"),
+        template or (card.template if card and of_card else None),
+    )
+    return opened_model(model or (card.model if card else "smollm2-135m"), device, dtype), chosen
 
 
 def numbers(text: str | None) -> tuple[int, ...] | None:

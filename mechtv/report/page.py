@@ -38,15 +38,16 @@ def report_html(overview: Overview) -> str:
     """The page as text: about 5 MB, nearly all of it Plotly's own code."""
     comparisons = overview.comparisons()
     parts: dict[str, Html] = {
+        "style": style(),
         "title": text(f"Task vectors for {overview.task.name}"),
         "subtitle": text(words.subtitle(overview)),
         "plotly": Html(get_plotlyjs()),
         "answer": text(words.answer(overview, comparisons)),
         "key_figures": _key_figures(overview),
-        "accuracy_figure": _drawn(accuracy_by_layer(overview), "figure-accuracy"),
-        "training_figure": _drawn(training_curves(overview), "figure-training"),
-        "vocabulary_figure": _drawn(dntp_bars(overview), "figure-vocabulary"),
-        "labels_figure": _drawn(dntp_bars(overview, over="labels"), "figure-labels"),
+        "accuracy_figure": drawn(accuracy_by_layer(overview), "figure-accuracy"),
+        "training_figure": drawn(training_curves(overview), "figure-training"),
+        "vocabulary_figure": drawn(dntp_bars(overview), "figure-vocabulary"),
+        "labels_figure": drawn(dntp_bars(overview, over="labels"), "figure-labels"),
         "distance_note": text(words.distance_note(overview)),
         "settings_table": tables.settings_table(overview),
         "comparison_table": tables.comparison_table(comparisons),
@@ -57,14 +58,24 @@ def report_html(overview: Overview) -> str:
         "command": text(origin.command(overview)),
         "version": text(origin.learned_card(overview).versions.get("mechtv", "")),
     }
-    return _template().substitute(parts)
+    return template("template.html").substitute(parts)
 
 
-def _template() -> Template:
-    return Template((files("mechtv.report") / "template.html").read_text(encoding="utf-8"))
+def template(name: str) -> Template:
+    """A page's layout."""
+    return Template(_read(name))
 
 
-def _drawn(figure: go.Figure, name: str) -> Html:
+def style() -> Html:
+    """The pages' style sheet."""
+    return Html(_read("style.css"))
+
+
+def _read(name: str) -> str:
+    return (files("mechtv.report") / name).read_text(encoding="utf-8")
+
+
+def drawn(figure: go.Figure, name: str) -> Html:
     """The figure's element and the call that draws it, without the library."""
     return Html(figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=CONFIG))
 

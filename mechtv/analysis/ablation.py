@@ -1,0 +1,330 @@
+"""What a vector's effect loses without some heads, beside random sets of as many others.
+
+A head is ablated by changing its output before W_O, on the injected zero-shot run ("Task Vectors,
+Learned Not Extracted" (ICLR 2026); METHODS, section 3, head ablation). Several heads are ablated at
+once: heads that stand in for each other show only so. For each head alone see `rank_heads`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+from mechtv.analysis.answers import Answers
+from mechtv.analysis.circuits import Head, check_heads
+from mechtv.analysis.heads import (
+    Mode,
+    Values,
+    by_layer,
+    head_outputs,
+    other_heads,
+    replacements,
+    training_prompts,
+    without,
+)
+from mechtv.analysis.subject import Subject
+from mechtv.errors import InvalidInput
+from mechtv.evaluation.intervals import LEVEL, Comparison, compare_means, compare_shares
+from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.seeds import seed_for
+from mechtv.forward.memory import steady
+from mechtv.forward.probe import Change, last_residual
+from mechtv.forward.run import in_batches, kept
+from mechtv.forward.unembed import unembedded
+from mechtv.forward.variants import scan
+from mechtv.seeds import python_rng
+from mechtv.tasks.prompts import Prompts
+from mechtv.tasks.task import SplitName, Task
+from mechtv.vectors.site import Positions, Site, checked_positions
+from mechtv.vectors.vector import TaskVector
+
+FEWEST_SETS = 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ablation:
+    """Scores of a vector with no head ablated, with the given ones, and with random sets.
+
+    Args:
+        layer: the block at whose input the vector is added.
+        heads: those that were ablated, as (layer, head); `random_sets` others, as many in each.
+        mode, positions: how, and at which tokens.
+        queries: the prompts' queries, in order.
+        intact, ablated, random: the answers' scores; `random` has one entry a set.
+    """
+
+    task: str
+    layer: int
+    heads: tuple[Head, ...]
+    random_sets: tuple[tuple[Head, ...], ...]
+    mode: Mode
+    positions: Positions
+    split: str
+    queries: tuple[tuple[str, ...], ...]
+    intact: Answers
+    ablated: Answers
+    random: tuple[Answers, ...]
+    provenance: Provenance = UNKNOWN
+
+    def random_values(self, score: str = "log-probability") -> Float[np.ndarray, " set"]:
+        """A score of each random set: `log-probability`, or another of `Answers.estimates`.
+
+        Raises:
+            InvalidInput: if there is no such score.
+        """
+        _ = _per_query(self.intact, score)
+        return np.array([_per_query(answers, score).mean() for answers in self.random])
+
+    def p_value(self, score: str = "log-probability") -> float:
+        """How rarely a random set's ablation leaves as low a score as the given heads' does.
+
+        (1 + sets whose score is as low or lower) / (1 + sets): 1/21 is the least for 20 sets. NaN
+        without random sets.
+
+        Raises:
+            InvalidInput: if there is no such score.
+        """
+        values = self.random_values(score)
+        as_low = values <= _per_query(self.ablated, score).mean()
+        return float((1 + as_low.sum()) / (1 + len(values))) if len(values) else float("nan")
+
+    def compare(self, score: str = "log-probability") -> Comparison:
+        """The given heads ablated minus intact, on the same queries, with a paired test.
+
+        Raises:
+            InvalidInput: if there is no such score.
+        """
+        first, second = _per_query(self.ablated, score), _per_query(self.intact, score)
+        return (compare_shares if first.dtype == bool else compare_means)(first, second)
+
+    def table(self) -> pd.DataFrame:
+        """One row a (score, condition): value, low, high, n queries, n_sets, p_value.
+
+        Of `random heads` the value is the mean over the sets, and low and high hold 95 % of the
+        sets; else they are the 95 % interval over queries. `p_value` is as in `Ablation.p_value`.
+        """
+        about = {"task": self.task, "layer": self.layer, "n_heads": len(self.heads)}
+        about |= {"mode": self.mode, "positions": str(self.positions), "split": self.split}
+        intact, ablated = self.intact.estimates(), self.ablated.estimates()
+        rows: list[dict[str, Any]] = []
+        for score in intact:
+            rows.append({"score": score, "condition": "intact"} | asdict(intact[score]))
+            rows.append({"score": score, "condition": "given heads"} | asdict(ablated[score]))
+            rows[-1] |= {"n_sets": 1, "p_value": self.p_value(score)}
+            if self.random:
+                rows.append({"score": score, "condition": "random heads"} | self._spread(score))
+        return pd.DataFrame([about | row | self.provenance.columns() for row in rows])
+
+    def _spread(self, score: str) -> dict[str, float | int]:
+        values = self.random_values(score)
+        low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+        found = {"value": float(values.mean()), "low": low, "high": high}
+        return found | {"n": len(self.queries), "n_sets": len(values)}
+
+
+def ablate_heads(
+    model: TransformerBridge,
+    task: Task,
+    vector: TaskVector,
+    heads: Sequence[Head],
+    *,
+    mode: Mode = "mean",
+    positions: Positions = (-1,),
+    n_random: int = 20,
+    n_train: int = 100,
+    n: int | None = None,
+    split: SplitName = "test",
+    seed: int | None = None,
+    progress: bool | None = None,
+) -> Ablation:
+    """Ablate heads together on the injected zero-shot run, and random sets of as many others.
+
+    Args:
+        heads: pairs (layer, head), such as `HeadRanking.top(0.1)`; query heads, in raw weights.
+        mode: what stands in the place of a head's output before W_O: `zero`; `mean`, its mean over
+            training queries on the injected run (each position has its own, `"all"` tokens share
+            one); `resample`, what it is for another training query, drawn once for each query and
+            the same for every set of heads.
+        positions: the tokens at which they are ablated; `resample` knows the last one only.
+        n_random: how many sets, distinct and drawn without the given heads from the blocks at or
+            behind the vector's: 20 or more, or 0 for none.
+        n_train: how many training queries `mean` and `resample` are from; fewer if the split is
+            smaller.
+        n: how many queries are scored; the whole split if None.
+        seed: fixes splits and draws; that of the vector if None.
+
+    Raises:
+        InvalidInput: for a vector that is not one value added at the last token, heads that do not
+            exist, too few heads for the random sets, or another option that cannot be.
+    """
+    subject, heads = Subject.of(model, vector), check_heads(model, heads)
+    seed = seed_for(vector) if seed is None else seed
+    places = _checked(mode, positions, n_random)
+    sets = random_sets(model, heads, n_random, layer=subject.layer, seed=seed)
+    prompts = Prompts.of(model, task, split=split, n=n, seed=seed)
+    if prompts.labels:
+        _ = prompts.first_label_tokens  # labels that share a token are refused before any pass
+    every = [(), heads, *sets]
+    layers = sorted({layer for some in every for layer, _ in some})
+    source = training_prompts(model, task, n_train, seed)
+    with torch.no_grad(), steady(model):
+        if mode == "resample":
+            outputs = head_outputs(model, source, vector, layers, (-1,), progress)
+            donors = outputs[_donors(prompts, source, seed), :, 0]
+            scores = _with_donors(model, prompts, vector, every, layers, donors, progress)
+        else:
+            values = replacements(model, source, vector, layers, mode, places, progress)
+            variants = [without(vector, some, values, places) for some in every]
+            scores = scan(model, prompts, variants, _columns, title="head sets", show=progress)
+    intact, ablated, *random = (_answers(part, bool(prompts.labels)) for part in scores)
+    return Ablation(
+        task=task.name,
+        layer=subject.layer,
+        heads=heads,
+        random_sets=sets,
+        mode=mode,
+        positions=places,
+        split=split,
+        queries=tuple(example.key for example in prompts.examples),
+        intact=intact,
+        ablated=ablated,
+        random=tuple(random),
+        provenance=Provenance.of(model, task, seed),
+    )
+
+
+def random_sets(
+    model: TransformerBridge, heads: Sequence[Head], n: int, *, layer: int, seed: int
+) -> tuple[tuple[Head, ...], ...]:
+    """`n` distinct sets of as many other heads, drawn from the blocks from `layer` on.
+
+    Raises:
+        InvalidInput: if there are not so many.
+    """
+    others = other_heads(model, heads, layer=layer)
+    possible = math.comb(len(others), len(heads))
+    if possible < n:
+        raise InvalidInput(
+            f"Blocks {layer} to {model.cfg.n_layers - 1} have {len(others)} heads besides the "
+            f"{len(heads)} given, which make {possible} sets of that size, not the {n} wanted; "
+            "give fewer heads, or n_random=0 for no random sets."
+        )
+    rng = python_rng(seed, f"random sets of {len(heads)} heads")
+    found: dict[tuple[Head, ...], None] = {}
+    while len(found) < n:
+        found[tuple(sorted(rng.sample(others, len(heads))))] = None
+    return tuple(found)
+
+
+def _checked(mode: Mode, positions: object, n_random: int) -> Positions:
+    if mode not in get_args(Mode):
+        raise InvalidInput(f"mode={mode!r} is unknown; use one of {', '.join(get_args(Mode))}.")
+    if n_random and n_random < FEWEST_SETS:
+        raise InvalidInput(
+            f"n_random={n_random} is too few to tell chance; use {FEWEST_SETS} or more, or 0 for "
+            "no random sets."
+        )
+    places = checked_positions(positions)
+    if mode == "resample" and places != (-1,):
+        raise InvalidInput(
+            f"mode='resample' ablates at the last token only, not at positions={positions!r}; use "
+            "positions=(-1,), or mode='mean' or 'zero'."
+        )
+    return places
+
+
+def _donors(prompts: Prompts, source: Prompts, seed: int) -> list[int]:
+    """For each query the number of a training query, never itself."""
+    rng = python_rng(seed, "whose head outputs a query gets")
+    numbers = {example.key: number for number, example in enumerate(source.examples)}
+    chosen = []
+    for example in prompts.examples:
+        others = [number for key, number in numbers.items() if key != example.key]
+        if not others:
+            raise InvalidInput("There is no other training query to resample from; raise n_train.")
+        chosen.append(rng.choice(others))
+    return chosen
+
+
+def _with_donors(
+    model: TransformerBridge,
+    prompts: Prompts,
+    vector: TaskVector,
+    sets: Sequence[tuple[Head, ...]],
+    layers: Sequence[int],
+    donors: Float[Tensor, "query layer head d_head"],
+    show: bool | None,
+) -> Float[Tensor, "set query score"]:
+    """The scores with each set's outputs, at each query's last token, taken from its donor."""
+    row = {example.key: number for number, example in enumerate(prompts.examples)}
+    first = min(*layers, *(site.layer for site in vector.sites))
+    place = vector.placed([first])
+
+    def compute(batch: Prompts) -> Float[Tensor, "batch set score"]:
+        own = donors[[row[example.key] for example in batch.examples]]
+        values = dict(zip(layers, own.unbind(dim=1), strict=True))
+        with kept(model, batch, place):
+            found = [
+                last_residual(model, batch, vector, changes=_exchanges(some, values))
+                for some in sets
+            ]
+        return torch.stack([_columns(unembedded(model, x[None])[0], batch) for x in found], dim=1)
+
+    return in_batches(prompts, compute, title="head sets", show=show).transpose(0, 1)
+
+
+def _exchanges(heads: Sequence[Head], values: Values) -> dict[str, Change]:
+    def exchanged(
+        z: Float[Tensor, "batch head d_head"], *, own: tuple[int, ...], layer: int
+    ) -> Float[Tensor, "batch head d_head"]:
+        index = torch.tensor(own, device=z.device)
+        return z.index_copy(1, index, values[layer].to(z).index_select(1, index))
+
+    return {
+        Site(component="z", layer=layer).hook_name: partial(exchanged, own=own, layer=layer)
+        for layer, own in by_layer(heads).items()
+    }
+
+
+def _columns(
+    logits: Float[Tensor, "batch d_vocab"], prompts: Prompts
+) -> Float[Tensor, "batch score"]:
+    """The fields of `Answers`, in their order."""
+    answers = Answers.of(logits, prompts)
+    columns = [getattr(answers, field.name) for field in fields(answers)]
+    missing = np.zeros(len(logits))
+    return torch.tensor(np.array([missing if x is None else x for x in columns], float).T)
+
+
+def _answers(columns: Float[Tensor, "query score"], has_labels: bool) -> Answers:
+    correct, correct_label, log_probability, logit_difference = columns.numpy().T
+    return Answers(
+        correct=correct.astype(bool),
+        correct_label=correct_label.astype(bool) if has_labels else None,
+        log_probability=log_probability,
+        logit_difference=logit_difference,
+    )
+
+
+_FIELDS = {
+    "accuracy, full vocabulary": "correct",
+    "accuracy, label-restricted": "correct_label",
+    "log-probability": "log_probability",
+    "logit difference": "logit_difference",
+}
+
+
+def _per_query(answers: Answers, score: str) -> np.ndarray:
+    found: np.ndarray | None = getattr(answers, _FIELDS.get(score, ""), None)
+    if found is None:
+        known = [name for name, field in _FIELDS.items() if getattr(answers, field) is not None]
+        raise InvalidInput(f"score={score!r} is unknown here; use {' or '.join(known)}.")
+    return found

@@ -1,0 +1,372 @@
+"""How nearly linear is a vector's effect? The battery of METHODS, section 4.
+
+Every part compares an effect on the residual stream behind the last block with a prediction that
+would be right if the model were linear:
+
+- *scaling*: the effect of alpha theta, with alpha times the effect of theta;
+- *first order*: the effect of theta, with J_x(0) theta, J_x(theta) theta, the mean of
+  J_x(alpha theta) theta over the path (which is exact up to the quadrature), and the mean effect on
+  other queries (of training; of validation if training is scored), the same for every query;
+- *superposition*: the effect of a sum, with the sum of the effects.
+
+All of it is done for random vectors of theta's norm as well: a model may be more linear in the one
+than in the others.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from einops import rearrange
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+from mechtv.analysis.answers import Answers
+from mechtv.analysis.integrated_jacobian import (
+    directional_derivatives,
+    gauss_legendre,
+    residuals_under,
+    working,
+)
+from mechtv.analysis.subject import Subject, random_like
+from mechtv.errors import InvalidInput
+from mechtv.evaluation.intervals import Estimate, mean, mean_share
+from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.seeds import common_seed, seed_for
+from mechtv.forward.unembed import unembedded
+from mechtv.seeds import torch_rng
+from mechtv.tasks.prompts import Prompts
+from mechtv.tasks.task import SplitName, Task
+from mechtv.vectors.vector import TaskVector
+
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+PREDICTIONS = ("zero-shot", "J(0) θ", "J(θ) θ", "path average", "mean shift", "measured")
+SAME = 1e-9  # a spread of effects, as a share of their size, that is only rounding
+
+Place = tuple[str, str, float | None]  # part, name, alpha
+Key = tuple[str, str, float | None, str]  # and score
+Values = dict[Key, Shaped[np.ndarray, " query"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One number of the battery.
+
+    Args:
+        part: `scaling`, `first order` or `superposition`.
+        name: what was predicted or run; `alpha` its factor, if in `scaling`.
+        vector: `theta`, or `random` for the mean over the draws.
+        score: `accuracy, ...` and `log-probability` of the answers; or how well the prediction
+            meets the effect: `norm ratio` (the effect's norm over the prediction's), `cosine`, `R²`
+            (against no effect) and `R², centred` (against the mean effect). `relative norm` is the
+            effect's norm over that of theta's effect.
+    """
+
+    part: str
+    name: str
+    alpha: float | None
+    vector: str
+    score: str
+    estimate: Estimate
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Linearity:
+    """The battery of one vector, and of random ones of its norm.
+
+    Args:
+        nodes: points of the path average; `n_null` how many random vectors.
+        n: how many queries of `split`; the mean shift comes from `n_others` others.
+        centred: whether norms and cosines are of centred vectors (under LayerNorm).
+    """
+
+    task: str
+    layer: int
+    scores: tuple[Score, ...]
+    nodes: int
+    n_null: int
+    n: int
+    n_others: int
+    split: str
+    centred: bool
+    provenance: Provenance = UNKNOWN
+
+    def table(self) -> pd.DataFrame:
+        """One row a score: value, 95 % interval over queries, n."""
+        about = {"task": self.task, "layer": self.layer, "split": self.split}
+        return pd.DataFrame(
+            about
+            | {"part": s.part, "name": s.name, "alpha": _number(s.alpha), "vector": s.vector}
+            | {"score": s.score, "value": s.estimate.value}
+            | {"low": s.estimate.low, "high": s.estimate.high, "n": s.estimate.n}
+            | self.provenance.columns()
+            for s in self.scores
+        )
+
+    def estimate(
+        self, part: str, name: str, score: str, *, alpha: float | None = None, vector: str = "theta"
+    ) -> Estimate:
+        """One number by its names.
+
+        Raises:
+            InvalidInput: if there is none.
+        """
+        for s in self.scores:
+            if (s.part, s.name, s.score, s.alpha, s.vector) == (part, name, score, alpha, vector):
+                return s.estimate
+        raise InvalidInput(
+            f"There is no {score!r} of {name!r} in {part!r} for {vector!r} at alpha={alpha}; "
+            "table() lists all that there is."
+        )
+
+
+def linearity(
+    model: TransformerBridge,
+    task: Task,
+    vector: TaskVector,
+    *,
+    alphas: Sequence[float] = ALPHAS,
+    other: TaskVector | None = None,
+    nodes: int = 8,
+    n_null: int = 3,
+    n: int | None = None,
+    split: SplitName = "test",
+    seed: int | None = None,
+    progress: bool | None = None,
+) -> Linearity:
+    """How nearly linear a vector's effect is, in three ways (METHODS, section 4).
+
+    Args:
+        alphas: the factors of the scaling part; the effect of theta itself is measured anyway.
+        other: the second vector of the superposition, added at the same place. If None, theta is
+            cut into two random orthogonal parts of equal norm, whose sum it is.
+        nodes: Gauss-Legendre points of the path average.
+        n_null: random vectors of theta's norm; 0 for none.
+        n: how many zero-shot queries of `split`; all if None.
+        seed: whose splits are used, and what random vectors are drawn; the vector's own if None.
+
+    Raises:
+        InvalidInput: unless each vector adds one nonzero value before one block at the last token;
+            for no alphas, or numbers that cannot be.
+    """
+    _check(alphas, n_null)
+    subject = Subject.of(model, vector)
+    theta, second = working(model, subject.theta), _second(model, subject, other)
+    if seed is None:
+        seed = seed_for(vector) if other is None else common_seed([vector, other])
+    prompts = Prompts.of(model, task, split=split, n=n, seed=seed)
+    others: SplitName = "validation" if split == "train" else "train"
+    n_others = min(len(prompts), len(getattr(task.splits(seed), others)))
+    rng = torch_rng(seed, f"random vectors of linearity, {task.name}")
+    probes = [_Probe.of(theta, second, rng)]
+    for null in random_like(theta, n_null, rng):
+        null_second = None if second is None else random_like(second, 1, rng)[0]
+        probes.append(_Probe.of(null, null_second, rng))
+    battery = _Battery(
+        model=model,
+        prompts=prompts,
+        others=Prompts.of(model, task, split=others, n=n_others, seed=seed),
+        subject=subject,
+        alphas=tuple(map(float, alphas)),
+        nodes=nodes,
+    )
+    values = battery.of(probes, progress=progress)
+    scores = [*_scores("theta", values[:1]), *_scores("random", values[1:])]
+    return Linearity(
+        task=task.name,
+        layer=subject.layer,
+        scores=tuple(scores),
+        nodes=nodes,
+        n_null=n_null,
+        n=len(prompts),
+        n_others=n_others,
+        split=split,
+        centred=subject.is_centred(model),
+        provenance=Provenance.of(model, task, seed),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Probe:
+    """A vector, and two whose sum's effect is compared with the sum of their effects."""
+
+    theta: Float[Tensor, " d_model"]
+    first: Float[Tensor, " d_model"]
+    second: Float[Tensor, " d_model"]
+
+    @classmethod
+    def of(
+        cls,
+        theta: Float[Tensor, " d_model"],
+        second: Float[Tensor, " d_model"] | None,
+        rng: torch.Generator,
+    ) -> "_Probe":
+        if second is not None:
+            return cls(theta=theta, first=theta, second=second)
+        across = random_like(theta, 1, rng, cosine=0.0)[0]
+        return cls(theta=theta, first=(theta + across) / 2, second=(theta - across) / 2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Battery:
+    """All passes, then all scores."""
+
+    model: TransformerBridge
+    prompts: Prompts
+    others: Prompts
+    subject: Subject
+    alphas: tuple[float, ...]
+    nodes: int
+
+    def of(self, probes: Sequence[_Probe], *, progress: bool | None) -> list[Values]:
+        """The scores of each query, probe by probe."""
+        plain, states = self._measured(self.prompts, [self._shifts(p) for p in probes])
+        before, after = self._measured(self.others, [p.theta[None] for p in probes])
+        shifts = (after - before).mean(dim=2)[:, 0]
+        steps = self._derivatives(probes, progress)
+        found = []
+        for index in range(len(probes)):
+            effects = states[index] - plain
+            first_order = torch.cat([steps[index], shifts[index].expand(1, *plain.shape)])
+            found.append(dict(self._values(plain, effects, first_order)))
+        return found
+
+    def _shifts(self, probe: _Probe) -> Float[Tensor, "shift d_model"]:
+        scaled = [alpha * probe.theta for alpha in self.alphas]
+        pair = [probe.first, probe.second, probe.first + probe.second]
+        return torch.stack([probe.theta, *pair, *scaled])
+
+    def _measured(
+        self, prompts: Prompts, shifts: Sequence[Float[Tensor, "shift d_model"]]
+    ) -> tuple[Float[Tensor, "query d_model"], Float[Tensor, "probe shift query d_model"]]:
+        """The plain last residual stream, and that under each probe's shifts."""
+        flat = torch.cat([torch.zeros_like(shifts[0][:1]), *shifts])
+        states = residuals_under(self.model, prompts, self.subject, flat)
+        each = rearrange(states[1:], "(probe shift) q d -> probe shift q d", probe=len(shifts))
+        return states[0], each
+
+    def _derivatives(
+        self, probes: Sequence[_Probe], progress: bool | None
+    ) -> Float[Tensor, "probe three query d_model"]:
+        """For each probe J(0) theta, J(theta) theta, and the average over the path."""
+        alphas, weights = gauss_legendre(self.nodes)
+        points = torch.cat([torch.tensor([0.0, 1.0]).to(alphas), alphas])
+        thetas = torch.stack([probe.theta for probe in probes])
+        at = rearrange(points.to(thetas)[:, None, None] * thetas, "k probe d -> (probe k) d")
+        along = thetas.repeat_interleave(len(points), dim=0)
+        found = directional_derivatives(
+            self.model, self.prompts, self.subject.layer, at, along, progress=progress
+        )
+        each = rearrange(found, "(probe k) q d -> probe k q d", probe=len(probes))
+        path = torch.einsum("k,pkqd->pqd", weights.to(each), each[:, 2:])
+        return torch.cat([each[:, :2], path[:, None]], dim=1)
+
+    def _values(
+        self,
+        plain: Float[Tensor, "query d_model"],
+        effects: Float[Tensor, "shift query d_model"],
+        first_order: Float[Tensor, "four query d_model"],
+    ) -> Iterator[tuple[Key, Shaped[np.ndarray, " query"]]]:
+        whole, one, two, both, *scaled = effects
+        for alpha, effect in zip(self.alphas, scaled, strict=True):
+            key: Place = ("scaling", "alpha θ", alpha)
+            yield (*key, "relative norm"), self._norm(effect) / self._norm(whole)
+            yield from self._answers(key, plain + effect)
+            if alpha:
+                yield from self._agreement(key, effect, alpha * whole)
+        predictions = [torch.zeros_like(whole), *first_order, whole]
+        for name, predicted in zip(PREDICTIONS, predictions, strict=True):
+            key = ("first order", name, None)
+            yield from self._answers(key, plain + predicted)
+            if name in PREDICTIONS[1:-1]:
+                yield from self._agreement(key, whole, predicted)
+        pair = {"first": one, "second": two, "effect of the sum": both}
+        for name, effect in {**pair, "sum of the effects": one + two}.items():
+            yield from self._answers(("superposition", name, None), plain + effect)
+        key = ("superposition", "sum of the effects", None)
+        yield from self._agreement(key, both, one + two)
+
+    def _answers(
+        self, key: Place, states: Float[Tensor, "query d_model"]
+    ) -> Iterator[tuple[Key, Shaped[np.ndarray, " query"]]]:
+        with torch.no_grad():
+            logits = unembedded(self.model, states[None].to(self.model.cfg.dtype))[0]
+        answers = Answers.of(logits, self.prompts)
+        yield (*key, "accuracy, full vocabulary"), answers.correct
+        if answers.correct_label is not None:
+            yield (*key, "accuracy, label-restricted"), answers.correct_label
+        yield (*key, "log-probability"), answers.log_probability
+
+    def _agreement(
+        self,
+        key: Place,
+        effect: Float[Tensor, "query d_model"],
+        predicted: Float[Tensor, "query d_model"],
+    ) -> Iterator[tuple[Key, Float[np.ndarray, " query"]]]:
+        """How well a prediction meets an effect, query by query.
+
+        The mean of an R² over queries is one less the errors' sum of squares over the total; its
+        interval takes the total as given.
+        """
+        effect, predicted = self._seen(effect), self._seen(predicted)
+        cosine = torch.cosine_similarity(effect, predicted, dim=1)
+        yield (*key, "norm ratio"), (effect.norm(dim=1) / predicted.norm(dim=1)).cpu().numpy()
+        yield (*key, "cosine"), cosine.cpu().numpy()
+        missed = (effect - predicted).square().sum(dim=1)
+        size = effect.square().sum(dim=1).mean()
+        spread = (effect - effect.mean(dim=0)).square().sum(dim=1).mean()
+        yield (*key, "R²"), (1 - missed / size).cpu().numpy()
+        if spread > SAME * size:
+            yield (*key, "R², centred"), (1 - missed / spread).cpu().numpy()
+
+    def _norm(self, effect: Float[Tensor, "query d_model"]) -> Float[np.ndarray, " query"]:
+        norms: Float[np.ndarray, " query"] = self._seen(effect).norm(dim=1).cpu().numpy()
+        return norms
+
+    def _seen(self, states: Float[Tensor, "query d_model"]) -> Float[Tensor, "query d_model"]:
+        return self.subject.as_seen(self.model, states.double())
+
+
+def _scores(vector: str, draws: Sequence[Values]) -> Iterator[Score]:
+    """The mean over queries and draws; intervals are over queries."""
+    for key in draws[0] if draws else ():
+        found = np.stack([draw[key] for draw in draws if key in draw], axis=1)
+        estimate = mean_share(found) if found.dtype == bool else mean(found.mean(axis=1))
+        part, name, alpha, score = key
+        yield Score(
+            part=part, name=name, alpha=alpha, vector=vector, score=score, estimate=estimate
+        )
+
+
+def _number(alpha: float | None) -> float:
+    return math.nan if alpha is None else alpha
+
+
+def _second(
+    model: TransformerBridge, subject: Subject, other: TaskVector | None
+) -> Float[Tensor, " d_model"] | None:
+    """What is added to theta in the superposition, if it is given."""
+    if not float(subject.theta.norm()):
+        raise InvalidInput("The vector is zero, so it has no effect to predict; give another.")
+    if other is None:
+        return None
+    found = Subject.of(model, other)
+    if found.layer != subject.layer:
+        raise InvalidInput(
+            f"other is added at block {found.layer}, the vector at block {subject.layer}; "
+            "superposition needs two vectors at one place."
+        )
+    return working(model, found.theta)
+
+
+def _check(alphas: Sequence[float], n_null: int) -> None:
+    if not alphas or not all(math.isfinite(alpha) for alpha in alphas):
+        raise InvalidInput(f"alphas={alphas!r} are no factors; give one or more finite numbers.")
+    if len(set(alphas)) < len(alphas):
+        raise InvalidInput(f"alphas={alphas!r} name a factor twice; give each once.")
+    if n_null < 0:
+        raise InvalidInput(f"n_null={n_null} is negative; use 0 (no random vectors) or more.")

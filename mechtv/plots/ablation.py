@@ -1,0 +1,139 @@
+"""What is left of a vector's effect without its key heads, beside random sets of as many."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from mechtv.analysis.ablation import Ablation
+from mechtv.errors import InvalidInput
+from mechtv.evaluation.intervals import Estimate
+from mechtv.plots.scores import FULL, Scale
+from mechtv.plots.style import INK, LOOKS, about, error_bars, estimate_text, plain, titled
+
+WIDTH = 0.26  # of a bar; groups stand 1 apart
+SPREAD = 0.08  # dots of random sets lie so far to either side
+HEIGHT = 480
+PATTERN = {"fillmode": "overlay", "solidity": 0.15, "size": 7}
+TITLES = {
+    "log-probability": "Log-probability of the first answer token (nats)",
+    "logit difference": "Logit difference of answer and rivals",
+}
+BARS = {
+    "intact": ("No head ablated", LOOKS["learned"].color, ""),
+    "given heads": ("Key heads ablated", LOOKS["hidden_state"].color, "/"),
+    "random heads": ("Random heads ablated", "#b8bec6", "."),
+}
+
+
+def ablation(results: Ablation | Sequence[Ablation], score: str = FULL) -> go.Figure:
+    """Bars of one or more ablations: intact, without the given heads, without random ones.
+
+    Error bars are 95 % intervals over queries; those of random heads hold 95 % of the sets, each a
+    dot.
+
+    Args:
+        score: a score of `Ablation.table`.
+
+    Raises:
+        InvalidInput: if there are no results, or one lacks the score.
+    """
+    every = [results] if isinstance(results, Ablation) else list(results)
+    if not every:
+        raise InvalidInput("There are no ablations to draw; give at least one.")
+    scale, tables = Scale.of(score), [result.table() for result in every]
+    rows = pd.concat(
+        [_rows(table, score).assign(x=float(place)) for place, table in enumerate(tables)]
+    )
+    figure = titled(f"{scale.name} without key heads", *_lines(every), height=HEIGHT)
+    for number, condition in enumerate(BARS):
+        own = rows[rows["condition"] == condition]
+        if len(own):
+            figure.add_trace(_bar(condition, own, scale, shift=(number - 1) * WIDTH))
+    for place, result in enumerate(every):
+        if result.random:
+            figure.add_trace(_dots(result, score, scale, x=place + WIDTH, first=not place))
+    figure.update_xaxes(
+        showgrid=False, tickvals=list(range(len(every))), ticktext=_names(every),
+        range=(-0.6, len(every) - 0.4) if len(every) > 1 else (-1.2, 1.2),
+    )  # fmt: skip
+    if score.startswith("accuracy"):
+        return figure.update_yaxes(title_text=scale.title, **scale.axis(rows["value"]))
+    return figure.update_yaxes(title_text=TITLES.get(score, scale.title))
+
+
+def _rows(table: pd.DataFrame, score: str) -> pd.DataFrame:
+    rows = table[table["score"] == score]
+    if rows.empty:
+        known = ", ".join(map(repr, table["score"].unique()))
+        raise InvalidInput(f"The ablation has no score {score!r}; there are {known}.")
+    return rows
+
+
+def _names(results: Sequence[Ablation]) -> list[str]:
+    several = len({result.mode for result in results}) > 1
+    return [
+        f"{plain(result.task)}<br>θ at block {result.layer}{f', {result.mode}' if several else ''}"
+        for result in results
+    ]
+
+
+def _lines(results: Sequence[Ablation]) -> list[str]:
+    def range_of(numbers: list[int]) -> str:
+        low, high = min(numbers), max(numbers)
+        return str(low) if low == high else f"{low}–{high}"
+
+    first, tasks = results[0], {result.task for result in results}
+    what = first.task if len(tasks) == 1 else f"{len(tasks)} tasks"
+    n = range_of([len(result.queries) for result in results])
+    modes = ", ".join(sorted({result.mode for result in results}))
+    heads = range_of([len(result.heads) for result in results])
+    return [
+        f"{about(what, first.provenance.model)} · n = {n} {first.split} queries · {modes} ablation",
+        f"{heads} heads at once; bars: 95 % intervals, of random heads 95 % of the sets (dots)",
+    ]
+
+
+def _bar(condition: str, rows: pd.DataFrame, scale: Scale, shift: float) -> go.Bar:
+    name, color, pattern = BARS[condition]
+    records = rows.to_dict("records")
+    estimates = [scale.estimate(row) for row in records]
+    return go.Bar(
+        name=name,
+        x=rows["x"] + shift,
+        y=[e.value for e in estimates],
+        width=WIDTH * 0.92,
+        error_y=error_bars(estimates) | {"color": INK, "thickness": 1, "width": 3},
+        marker={"color": color, "pattern": {"shape": pattern, **PATTERN}},
+        hovertext=[_hover(name, e, row, scale) for e, row in zip(estimates, records, strict=True)],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _hover(name: str, estimate: Estimate, row: Mapping[Hashable, Any], scale: Scale) -> str:
+    kind = "95 % interval"
+    more = ""
+    if row["condition"] == "random heads":
+        kind = f"mean and 95 % range of {row['n_sets']:.0f} sets"
+    elif row["condition"] == "given heads" and not pd.isna(row["p_value"]):
+        more = f"<br>rank among random sets: p = {row['p_value']:.3f}"
+    numbers = estimate_text(estimate, scale.digits, scale.unit)
+    return f"<b>{name}</b><br>{numbers}<br>{kind}, n = {estimate.n}{more}"
+
+
+def _dots(result: Ablation, score: str, scale: Scale, x: float, first: bool) -> go.Scatter:
+    values = result.random_values(score)
+    places = x + SPREAD * np.cos(2.4 * np.arange(len(values)))  # apart, and alike every time
+    return go.Scatter(
+        name="Random sets",
+        legendgroup="sets",
+        showlegend=first,
+        mode="markers",
+        x=places,
+        y=values,
+        marker={"color": INK, "size": 4, "opacity": 0.6},
+        text=[str(heads).replace("), (", ")<br>(") for heads in result.random_sets],
+        hovertemplate=f"%{{y:.{scale.digits}f}}<br>%{{text}}<extra></extra>",
+    )
