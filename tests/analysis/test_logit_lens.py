@@ -1,6 +1,7 @@
 """The logit lens of runs, against passes whose last state is replaced by hand."""
 
 import functools
+import sys
 
 import numpy as np
 import pytest
@@ -203,7 +204,7 @@ def test_the_table_holds_every_depth_with_intervals_and_origin() -> None:
 def test_queries_are_read_in_batches_without_change(monkeypatch) -> None:
     model, task = model_of("gemma2"), task_of()
     whole = logit_lens(model, task, additive(model, layer=1, seed=3))
-    for module in (mechtv.analysis.lens, mechtv.analysis.logit_lens):
+    for module in (sys.modules[f"mechtv.analysis.{name}"] for name in ("lens", "logit_lens")):
         monkeypatch.setattr(module, "ROWS", 3)
     parts = logit_lens(model, task, additive(model, layer=1, seed=3))
     assert len(whole.queries) == 8

@@ -1,6 +1,7 @@
 """Readers of theta: passes by hand for some settings, the two ends, and Shapley's definition."""
 
 import functools
+import sys
 from itertools import permutations
 
 import numpy as np
@@ -350,7 +351,7 @@ def test_an_unknown_reader_and_an_unknown_range_are_named() -> None:
 
 def test_a_model_that_reads_the_stream_otherwise_is_refused(monkeypatch) -> None:
     model = model_of()
-    monkeypatch.setattr("mechtv.analysis.readers.normed", lambda norm, x: x)
+    monkeypatch.setattr(sys.modules["mechtv.analysis.readers"], "normed", lambda norm, x: x)
     with pytest.raises(InvalidInput, match=r"miss the injected run by \d+% of theta's effect"):
         readers(model, task_of(), additive(model, layer=1), n=2)
 
