@@ -18,12 +18,14 @@ from ridges import RIDGES, linear_maps
 import mechtv
 from mechtv.evaluation.scoring import Scorer
 from mechtv.files import write_whole
+from mechtv.forward import keep_at_most
 from mechtv.study import dntp_accuracy_correlation
 from mechtv.study.store import Store, key_of
 
 WORDS = "present-past,singular-plural,capitalize,country-capital,antonym,sentiment"
 TEXTS = ("sst2", "trec", "ag-news")
 SHOTS = 8
+KEPT = 6 * 2**30  # bytes of prefixes: news of some hundred tokens take more than the usual 1 GiB
 
 # Texts are some ten times as long as words, so fewer of them are read.
 OPTIONS = {
@@ -115,4 +117,5 @@ def _ridge(model, task, options, seed: int, out: Path) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    with keep_at_most(KEPT):
+        typer.run(main)

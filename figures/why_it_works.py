@@ -1,0 +1,107 @@
+"""Why learned vectors work: every analysis, on several tasks, depths and models.
+
+    python figures/why_it_works.py --data FOLDER         (FOLDER holds sst2.train.jsonl and so on)
+    python figures/why_it_works.py --models gemma-3-270m --tasks present-past,singular-plural
+
+For each model, task and depth a vector is learned and explained. What is finished is kept in
+out/why: the vector, its page, the tables; start it again after an interruption and it goes on.
+Writes one table a part, why_PART.csv, to figures/results.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+import typer
+
+import mechtv
+from mechtv.files import write_whole
+from mechtv.forward import keep_at_most
+from mechtv.report import write_explanation
+from mechtv.study.explain import PARTS, Explanation
+
+TASKS = "present-past,singular-plural,sst2,trec"
+TEXTS = ("sst2", "trec", "ag-news")
+DEPTHS = (0.25, 0.5, 0.75)
+KEPT = 6 * 2**30  # bytes of prefixes
+TRAINING = {"epochs": 10, "batch_size": 32}
+
+
+def main(
+    data: str | None = None,
+    tasks: str = TASKS,
+    models: str = "smollm2-135m",
+    n: int = 100,
+    seed: int = 0,
+    out: Path = Path("out/why"),
+    results: Path = Path(__file__).parent / "results",
+) -> None:
+    for name in models.split(","):
+        model = mechtv.open_model(name)
+        for task_name in tasks.split(","):
+            task = mechtv.get_task(task_name, data=data if task_name in TEXTS else None)
+            for depth in DEPTHS:
+                layer = round(depth * model.cfg.n_layers)
+                folder = out / name / f"{task_name}-{layer}"
+                if not (folder / "evaluation.csv").exists():
+                    with keep_at_most(KEPT):
+                        _explain(model, task, layer, folder, n, seed)
+                _gather(out, results)
+
+
+def _explain(model, task, layer: int, folder: Path, n: int, seed: int) -> None:
+    splits = task.splits(seed)
+    sizes = {"n_train": min(300, len(splits.train)), "n_validation": min(n, len(splits.validation))}
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    vector = mechtv.learn(model, task, layer=layer, seed=seed, **TRAINING, **sizes)
+    vector.save(folder / "vector.safetensors")
+    size = min(n, len(splits.test))
+
+    def keep(found) -> None:
+        _write(found.table(), folder / "tables" / f"{found.name}.csv")
+        typer.echo(f"{task.name} {layer} {found.name}: {found.seconds:.0f} s {found.refusal}")
+
+    explanation = mechtv.explain(model, task, vector, n=size, seed=seed, on_finished=keep)
+    write_explanation(explanation, folder / "explanation.html")
+    for part, table in _summaries(explanation).items():
+        _write(table.assign(vector_layer=layer), folder / f"{part}.csv")
+    in_context = mechtv.evaluate(model, task, shots=8, n=size, seed=seed).table()
+    scores = pd.concat([explanation.tables()["evaluation"], in_context], ignore_index=True)
+    _write(scores.assign(vector_layer=layer), folder / "evaluation.csv")
+
+
+def _summaries(e: Explanation) -> dict[str, pd.DataFrame]:
+    """The rows of each part that the papers' claims are about."""
+    found = {"seconds": e.table()}
+    done = {finding.name: finding.result for finding in e.findings if not finding.refusal}
+    for part, result in done.items():
+        found[part] = result.table()
+    found["readers"] = done["readers"].effects()
+    found["decomposition"] = done["decomposition"].by_kind()
+    agreement = done["heads"].saliency.compare(done["heads"].ablation)
+    top = done["heads"].saliency.top(0.1)
+    found["heads"] = pd.DataFrame(
+        [{"task": e.task.name, "model": e.model.name, "key_heads": str(top)} | asdict(agreement)]
+    )
+    found["histogram"] = done["heads"].saliency.histogram(0.1)
+    attention = found.pop("attention")
+    found["attention"] = attention[attention["head"].isna()]
+    for large in ("head_maps", "lens"):
+        del found[large]
+    return found
+
+
+def _gather(out: Path, results: Path) -> None:
+    """All finished cells as one table a part."""
+    for part in ("evaluation", "seconds", "histogram", *PARTS):
+        cells = [pd.read_csv(file) for file in sorted(out.glob(f"*/*/{part}.csv"))]
+        if cells:
+            _write(pd.concat(cells, ignore_index=True), results / f"why_{part}.csv")
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
+    write_whole(path, table.to_csv(index=False).encode())
+
+
+if __name__ == "__main__":
+    typer.run(main)
