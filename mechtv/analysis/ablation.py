@@ -6,7 +6,7 @@ once: heads that stand in for each other show only so. For each head alone see `
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, get_args
@@ -14,11 +14,11 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.analysis.answers import Answers
+from mechtv.analysis.answers import Answers, fixed_rivals
 from mechtv.analysis.circuits import Head, check_heads
 from mechtv.analysis.heads import (
     Mode,
@@ -39,7 +39,7 @@ from mechtv.forward.memory import steady
 from mechtv.forward.probe import Change, last_residual
 from mechtv.forward.run import in_batches, kept
 from mechtv.forward.unembed import unembedded
-from mechtv.forward.variants import scan
+from mechtv.forward.variants import Measure, scan
 from mechtv.seeds import python_rng
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
@@ -58,7 +58,8 @@ class Ablation:
         heads: those that were ablated, as (layer, head); `random_sets` others, as many in each.
         mode, positions: how, and at which tokens.
         queries: the prompts' queries, in order.
-        intact, ablated, random: the answers' scores; `random` has one entry a set.
+        intact, ablated, random: the answers' scores; `random` has one entry a set. Every run's
+            rivals are those of the intact one.
     """
 
     task: str
@@ -176,14 +177,15 @@ def ablate_heads(
     layers = sorted({layer for some in every for layer, _ in some})
     source = training_prompts(model, task, n_train, seed)
     with torch.no_grad(), steady(model):
+        score = partial(_columns, rivals_of=fixed_rivals(model, prompts, vector))
         if mode == "resample":
             outputs = head_outputs(model, source, vector, layers, (-1,), progress)
             donors = outputs[_donors(prompts, source, seed), :, 0]
-            scores = _with_donors(model, prompts, vector, every, layers, donors, progress)
+            scores = _with_donors(model, prompts, vector, every, layers, donors, score, progress)
         else:
             values = replacements(model, source, vector, layers, mode, places, progress)
             variants = [without(vector, some, values, places) for some in every]
-            scores = scan(model, prompts, variants, _columns, title="head sets", show=progress)
+            scores = scan(model, prompts, variants, score, title="head sets", show=progress)
     intact, ablated, *random = (_answers(part, bool(prompts.labels)) for part in scores)
     return Ablation(
         task=task.name,
@@ -261,6 +263,7 @@ def _with_donors(
     sets: Sequence[tuple[Head, ...]],
     layers: Sequence[int],
     donors: Float[Tensor, "query layer head d_head"],
+    score: Measure,
     show: bool | None,
 ) -> Float[Tensor, "set query score"]:
     """The scores with each set's outputs, at each query's last token, taken from its donor."""
@@ -276,7 +279,7 @@ def _with_donors(
                 last_residual(model, batch, vector, changes=_exchanges(some, values))
                 for some in sets
             ]
-        return torch.stack([_columns(unembedded(model, x[None])[0], batch) for x in found], dim=1)
+        return torch.stack([score(unembedded(model, x[None])[0], batch) for x in found], dim=1)
 
     return in_batches(prompts, compute, title="head sets", show=show).transpose(0, 1)
 
@@ -295,10 +298,13 @@ def _exchanges(heads: Sequence[Head], values: Values) -> dict[str, Change]:
 
 
 def _columns(
-    logits: Float[Tensor, "batch d_vocab"], prompts: Prompts
+    logits: Float[Tensor, "batch d_vocab"],
+    prompts: Prompts,
+    *,
+    rivals_of: Callable[[Prompts], Int[Tensor, "batch rival"]],
 ) -> Float[Tensor, "batch score"]:
     """The fields of `Answers`, in their order."""
-    answers = Answers.of(logits, prompts)
+    answers = Answers.of(logits, prompts, rivals_of(prompts))
     columns = [getattr(answers, field.name) for field in fields(answers)]
     missing = np.zeros(len(logits))
     return torch.tensor(np.array([missing if x is None else x for x in columns], float).T)

@@ -21,6 +21,7 @@ from mechtv.analysis.lens import named_states
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import LEVEL
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.seeds import common_seed
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import Task
 from mechtv.vectors.vector import TaskVector
@@ -161,7 +162,7 @@ def task_alignment(
     *,
     gain: bool = True,
     dimensions: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> Alignment:
     """The norm of vectors' projections on the span of the answers' unembedding rows, over theirs.
 
@@ -175,13 +176,16 @@ def task_alignment(
             behind the norm.
         dimensions: project on so many directions only, those that hold most of the rows. Hundreds
             of open answers span so much of the space that a random vector is aligned too.
-        seed: whose training split gives the open answers.
+        seed: whose training split gives the open answers. If None, the seed that the task vectors
+            were made with, or 0.
 
     Raises:
         InvalidInput: for no vectors, one of another width, a zero vector, or a task with so many
             answers that their rows span the whole space.
     """
     names, states = named_states(model, vectors)
+    if seed is None:
+        seed = common_seed([v for v in vectors.values() if isinstance(v, TaskVector)])
     span = AnswerSpan.of(model, task, gain=gain, dimensions=dimensions, seed=seed)
     if span.is_everything:
         raise InvalidInput(

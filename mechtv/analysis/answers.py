@@ -3,6 +3,7 @@
 Analyses score the answer's first token, at the prompt's last one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,9 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.evaluation.intervals import Estimate, mean, share
-from mechtv.forward.run import log_probabilities
+from mechtv.forward.run import in_batches, last_logits, log_probabilities
 from mechtv.tasks.prompts import Prompts
+from mechtv.vectors.vector import TaskVector
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,6 +89,22 @@ def rivals(logits: Float[Tensor, "query d_vocab"], prompts: Prompts) -> Int[Tens
         return others[others != answers[:, None]].reshape(len(answers), -1)
     wrong = logits.scatter(1, answers[:, None], -torch.inf)
     return wrong.argmax(dim=1, keepdim=True)
+
+
+def fixed_rivals(
+    model: TransformerBridge, prompts: Prompts, vector: TaskVector | None = None
+) -> Callable[[Prompts], Int[Tensor, "query rival"]]:
+    """Each query's rivals in one run, for any of its rows: so that other runs are compared by them.
+
+    Args:
+        vector: what the run is under; None for the plain one.
+    """
+    with torch.no_grad():
+        found = in_batches(
+            prompts, lambda batch: rivals(last_logits(model, batch, vector), batch), show=False
+        )
+    place = {(e.key, e.answer): number for number, e in enumerate(prompts.examples)}
+    return lambda rows: found[[place[e.key, e.answer] for e in rows.examples]]
 
 
 def contrast(

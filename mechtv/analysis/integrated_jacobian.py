@@ -74,6 +74,12 @@ class IntegratedJacobian:
         missed = float((self.matrix @ self.theta - self.effect).norm())
         return missed / float(self.effect.norm()) if self.theta.any() else missed
 
+    @property
+    def relative_error(self) -> float:
+        """That of the matrix as a share of its norm: the path's, or the number format's."""
+        rounding = float(torch.finfo(self.theta.dtype).eps * len(self.theta) ** 0.5)
+        return max(self.error, rounding)
+
     def table(self) -> pd.DataFrame:
         """One row: how many nodes and queries, and the relative error."""
         row = {

@@ -176,7 +176,7 @@ def named_states(
         raise InvalidInput('There are no vectors; give at least one by name, as {"theta": theta}.')
     states = []
     for name, vector in vectors.items():
-        value = vector.value().reshape(-1) if isinstance(vector, TaskVector) else vector
+        value = _stream_value(name, vector) if isinstance(vector, TaskVector) else vector
         if tuple(value.shape) != (model.cfg.d_model,):
             raise InvalidInput(
                 f"{name!r} has the shape {tuple(value.shape)}; this model's residual stream takes "
@@ -186,6 +186,18 @@ def named_states(
             raise InvalidInput(f"{name!r} holds numbers that are not finite; give finite ones.")
         states.append(value.detach().to(device_of(model), torch.float64))
     return tuple(vectors), torch.stack(states)
+
+
+def _stream_value(name: str, vector: TaskVector) -> Tensor:
+    """A vector's one value in the residual stream."""
+    value = vector.edits[0].operation.tensors().get("value")
+    inside = vector.edits[0].site.component != "z"
+    if len(vector.edits) > 1 or value is None or not inside or value.numel() != value.shape[-1]:
+        raise InvalidInput(
+            f"{name!r} is {vector}; give a vector with one value in the residual stream, or that "
+            "value itself."
+        )
+    return value.reshape(-1)
 
 
 def read(

@@ -62,8 +62,8 @@ class Score:
         vector: `theta`, or `random` for the mean over the draws.
         score: `accuracy, ...` and `log-probability` of the answers; or how well the prediction
             meets the effect: `norm ratio` (the effect's norm over the prediction's), `cosine`, `R²`
-            (against no effect) and `R², centred` (against the mean effect). `relative norm` is the
-            effect's norm over that of theta's effect.
+            (against no effect) and `R² about the mean` (against the mean effect). `relative norm`
+            is the effect's norm over that of theta's effect.
     """
 
     part: str
@@ -162,10 +162,11 @@ def linearity(
     others: SplitName = "validation" if split == "train" else "train"
     n_others = min(len(prompts), len(getattr(task.splits(seed), others)))
     rng = torch_rng(seed, f"random vectors of linearity, {task.name}")
-    probes = [_Probe.of(theta, second, rng)]
-    for null in random_like(theta, n_null, rng):
-        null_second = None if second is None else random_like(second, 1, rng)[0]
-        probes.append(_Probe.of(null, null_second, rng))
+    centred = subject.is_centred(model)
+    probes = [_Probe.of(theta, second, rng, centred=centred)]
+    for null in random_like(theta, n_null, rng, centred=centred):
+        null_second = None if second is None else random_like(second, 1, rng, centred=centred)[0]
+        probes.append(_Probe.of(null, null_second, rng, centred=centred))
     battery = _Battery(
         model=model,
         prompts=prompts,
@@ -185,7 +186,7 @@ def linearity(
         n=len(prompts),
         n_others=n_others,
         split=split,
-        centred=subject.is_centred(model),
+        centred=centred,
         provenance=Provenance.of(model, task, seed),
     )
 
@@ -204,10 +205,12 @@ class _Probe:
         theta: Float[Tensor, " d_model"],
         second: Float[Tensor, " d_model"] | None,
         rng: torch.Generator,
+        *,
+        centred: bool,
     ) -> "_Probe":
         if second is not None:
             return cls(theta=theta, first=theta, second=second)
-        across = random_like(theta, 1, rng, cosine=0.0)[0]
+        across = random_like(theta, 1, rng, cosine=0.0, centred=centred)[0]
         return cls(theta=theta, first=(theta + across) / 2, second=(theta - across) / 2)
 
 
@@ -321,7 +324,7 @@ class _Battery:
         spread = (effect - effect.mean(dim=0)).square().sum(dim=1).mean()
         yield (*key, "R²"), (1 - missed / size).cpu().numpy()
         if spread > SAME * size:
-            yield (*key, "R², centred"), (1 - missed / spread).cpu().numpy()
+            yield (*key, "R² about the mean"), (1 - missed / spread).cpu().numpy()
 
     def _norm(self, effect: Float[Tensor, "query d_model"]) -> Float[np.ndarray, " query"]:
         norms: Float[np.ndarray, " query"] = self._seen(effect).norm(dim=1).cpu().numpy()

@@ -16,6 +16,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.analysis.answers import rivals
 from mechtv.analysis.lens import ROWS, Readings, best_tokens, lens_logits, read
+from mechtv.errors import InvalidInput
 from mechtv.evaluation.provenance import UNKNOWN, Provenance, setting_of
 from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
@@ -94,6 +95,11 @@ def logit_lens(
     prompts = Prompts.of(model, task, split=split, n=n, seed=seed)
     for edit in vector.edits if vector is not None else ():
         check_fits(model, edit)
+    if vector is not None and vector.acts_on == "new":
+        raise InvalidInput(
+            "This vector acts on new tokens only, and the lens reads prompts; give it with "
+            '.acting_on("prompt").'
+        )
     with torch.no_grad(), steady(model):
         plain = stream(model, prompts, progress=progress)
         under = plain

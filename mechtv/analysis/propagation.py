@@ -12,6 +12,7 @@ nearly a tautology. The centred R² says whether the variation about θ maps as 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import torch
 from einops import reduce
@@ -52,11 +53,13 @@ class Propagation:
         rank: how many directions the perturbations span; W is 0 outside of them.
         spread: the perturbations' sizes, as shares of θ's norm.
         ridge: of the fit, in squared units of θ.
-        n: training queries that each effect of the fit is averaged over.
+        n: training queries that each effect of the fit is averaged over; `n_held_out_queries` those
+            of `split` behind each held-out effect.
         effect: θ's own effect, averaged over these queries.
         held_out: scores on held-out perturbations, with effects on queries of `split`;
             `same_queries` likewise on the queries of the fit.
-        answers: for each setting the scores on queries of `split`.
+        answers: for each setting the scores on queries of `split`; W theta is with b, if there is
+            one.
         centred: whether scores are of centred vectors, as the model's norms see them (LayerNorm).
     """
 
@@ -70,6 +73,7 @@ class Propagation:
     ridge: float
     n_perturbations: int
     n: int
+    n_held_out_queries: int
     split: SplitName
     effect: Float[Tensor, " d_model"]
     held_out: HeldOut
@@ -91,8 +95,13 @@ class Propagation:
 
     @property
     def r2_centred(self) -> Estimate:
-        """R² on held-out perturbations and queries, counted from the mean effect."""
+        """R² of the variation: y and its prediction each less their mean over the perturbations."""
         return self.held_out.r2(centred=True)
+
+    @property
+    def relative_error(self) -> float:
+        """What W leaves of the effects' variation on its own queries, as a share of its norm."""
+        return float(np.sqrt(max(0.0, 1 - self.same_queries.r2(centred=True).value)))
 
     def predict(self, vectors: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The effects that W (and b) gives to vectors, in float64 on the CPU."""
@@ -116,6 +125,7 @@ class Propagation:
             "ridge": self.ridge,
             "n_perturbations": self.n_perturbations,
             "n_queries": self.n,
+            "n_held_out_queries": self.n_held_out_queries,
             "rank": self.rank,
             "is": self.describe(),
         }
@@ -160,9 +170,10 @@ def fit_propagation(
     at the last token. The paper leaves perturbations, queries and ridge open.
 
     Args:
-        spread: λ, from 0.01 to 1 in practice; of several, each perturbation takes the next in turn.
-            A small one makes the claim nearly a tautology, since W then only has to map θ to its
-            own mean effect.
+        spread: λ, a share of θ's norm (centred under LayerNorm), from 0.01 to 1 in practice; of
+            several, each perturbation takes the next in turn. A small one makes the claim nearly a
+            tautology, since W then only has to map θ to its own mean effect; in bfloat16 it
+            measures rounding.
         n_perturbations: how many W is fitted to; twice the model's width if None.
         n_held_out: further ones, for the scores.
         n: training queries that effects are averaged over, for the fit; held-out effects are also
@@ -183,23 +194,26 @@ def fit_propagation(
     seed = seed_for(vector) if seed is None else seed
     sizes = _spread(spread)
     count = 2 * len(subject.theta) if n_perturbations is None else n_perturbations
-    _check(len(subject.theta), count, n_held_out, n, span)
-    fit_on, score_on = (
+    _check(len(subject.theta) + intercept, count, n_held_out, n, span)
+    fit_on, few, score_on = (
         Prompts.of(model, task, split=name, n=most, seed=seed)
         for name, most in (
             ("train", min(n, len(task.split("train", seed=seed)))),
+            (split, min(n, len(task.split(split, seed=seed)))),
             (split, n_scored),
         )
     )
-    few = score_on.select(range(min(n, len(score_on))))
-    fitted = perturbed(subject.theta, sizes, count, torch_rng(seed, "perturbed vectors"))
+    # Sizes are shares of the norm that the model's norms see.
+    seen = float(subject.as_seen(model, subject.theta).norm() / subject.theta.norm())
+    steps = tuple(size * seen for size in sizes)
+    fitted = perturbed(subject.theta, steps, count, torch_rng(seed, "perturbed vectors"))
     with torch.no_grad(), steady(model):
         theta = wide(subject.theta)[None]
         effects = mean_effects(model, fit_on, subject, torch.cat([theta, fitted]), progress)
         found = fit_ridge(fitted, effects[1:], ridge=ridge, intercept=intercept)
         rng = torch_rng(seed, "held-out perturbed vectors")
         basis = found.basis if found.rank < len(subject.theta) else None
-        others = perturbed(subject.theta, sizes, n_held_out, rng, basis)
+        others = perturbed(subject.theta, steps, n_held_out, rng, basis)
         same, fresh = (
             _scored(model, prompts, subject, found, others, progress) for prompts in (fit_on, few)
         )
@@ -216,6 +230,7 @@ def fit_propagation(
         ridge=found.ridge,
         n_perturbations=count,
         n=len(fit_on),
+        n_held_out_queries=len(few),
         split=split,
         effect=effects[0],
         held_out=fresh,
@@ -316,13 +331,13 @@ def _spread(spread: float | Sequence[float]) -> tuple[float, ...]:
     return tuple(map(float, sizes))
 
 
-def _check(d_model: int, count: int, n_held_out: int, n: int, span: bool) -> None:
+def _check(wanted: int, count: int, n_held_out: int, n: int, span: bool) -> None:
     least = {"n_perturbations": (count, 2), "n_held_out": (n_held_out, 2), "n": (n, 1)}
     for name, (value, lowest) in least.items():
         if value < lowest:
             raise InvalidInput(f"{name}={value} is too small; use {lowest} or more.")
-    if count < d_model and not span:
+    if count < wanted and not span:
         raise InvalidInput(
-            f"n_perturbations={count} do not determine a map of {d_model} dimensions; use "
-            f"{2 * d_model} or more, or span=True to fit and score it in their span only."
+            f"n_perturbations={count} do not determine a map with {wanted} numbers an output; "
+            f"use {2 * wanted} or more, or span=True to fit and score it in their span only."
         )

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.analysis.answers import Answers
+from mechtv.analysis.answers import Answers, fixed_rivals
 from mechtv.analysis.circuits import normed
 from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput, UnknownName
@@ -53,8 +53,8 @@ class Readers:
         task, split, layer: what was scored; theta belongs at the input of block `layer`.
         blocks: the ranges of blocks whose readers were shown theta. The final norm belongs to
             ranges that reach the last block; in others, showing it changes nothing.
-        answers: for each range, those of each of `SETTINGS`. Without labels, each setting's logit
-            difference is to its own best wrong token, so it is above 0 exactly where it is right.
+        answers: for each range, those of each of `SETTINGS`. Every setting's rivals are those of
+            the plain run, so that logit differences can be subtracted.
         queries: the prompts' queries, in order.
         error: how far the last residual states with all readers are from the injected run's,
             relative to theta's effect on them, on the first queries: rounding.
@@ -169,9 +169,10 @@ def readers(
     prompts = Prompts.of(model, task, split=split, n=n, seed=seed)
     with torch.no_grad(), steady(model), kept(model, prompts, subject.vector(), show=progress):
         error = _check_identity(model, prompts, subject)
+        rivals_of = fixed_rivals(model, prompts)
         columns = in_batches(
             prompts,
-            lambda batch: _columns(model, batch, subject, ranges),
+            lambda batch: _columns(model, batch, subject, ranges, rivals_of(batch)),
             title=f"readers of theta, {task.name}",
             show=progress,
         )
@@ -192,7 +193,11 @@ def readers(
 
 
 def _columns(
-    model: TransformerBridge, prompts: Prompts, subject: Subject, ranges: Sequence[range]
+    model: TransformerBridge,
+    prompts: Prompts,
+    subject: Subject,
+    ranges: Sequence[range],
+    against: Int[Tensor, "batch rival"],
 ) -> Float[Tensor, "batch range setting score"]:
     """Hit, label hit, log-probability, logit difference of each setting."""
     rows = []
@@ -205,7 +210,7 @@ def _columns(
                 states[inside] = _residual(model, prompts, subject, blocks, inside)
             state = states[inside]
             seen = _moved(state, subject) if reaches_end and "final norm" in shown else state
-            answers = Answers.of(unembedded(model, seen[None])[0], prompts)
+            answers = Answers.of(unembedded(model, seen[None])[0], prompts, against)
             rows.append(torch.from_numpy(_as_columns(answers)))
     return rearrange(
         torch.stack(rows), "(range setting) b score -> b range setting score", range=len(ranges)

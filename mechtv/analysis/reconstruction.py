@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.analysis import ov
-from mechtv.analysis.answers import Answers
+from mechtv.analysis.answers import Answers, rivals
 from mechtv.analysis.ov import Rows, Settings
 from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput
@@ -70,7 +70,8 @@ class Reconstruction:
     """One vector, what was put in its place, and what came of it.
 
     Args:
-        outcomes: of `zero-shot` (nothing in theta's place), `theta`, `OV`, and, where the model has
+        outcomes: whose logit differences are all against the rivals of the zero-shot run: of
+            `zero-shot` (nothing in theta's place), `theta`, `OV`, and, where the model has
             MLPs, `MLP` and `OV + MLP`.
         nulls: for `OV` and `MLP` and each kind of null (a random vector of the same `norm`, or of
             the same `norm and cosine` with theta), the outcome of each draw.
@@ -378,20 +379,33 @@ def _passes(
 
     def compute(batch: Prompts) -> Float[Tensor, "batch passed score"]:
         with kept(model, batch, subject.vector()):
-            every = [_scores(model, subject, batch, rows) for rows in make(batch)]
+            plain = unembedded(model, _states(model, subject, batch, {})[None])[0]
+            against = rivals(plain, batch)
+            every = [_scores(model, subject, batch, rows, against) for rows in make(batch)]
         return torch.stack(every, dim=1)
 
     return in_batches(prompts, compute, title=title, show=show)
 
 
-def _scores(
+def _states(
     model: TransformerBridge, subject: Subject, prompts: Prompts, rows: Rows
-) -> Float[Tensor, "query score"]:
-    """Answers' four scores (the second NaN for open answers), cosine with theta, and norm."""
+) -> Float[Tensor, "query d_model"]:
+    """The residual stream behind the last block, with `rows` in theta's place."""
     changes: dict[str, Change] = {_entry(subject): lambda _: None}  # so that all begin there
     changes |= {name: partial(torch.add, row) for name, row in rows.items()}
-    states = last_residual(model, prompts, changes=changes)
-    a = Answers.of(unembedded(model, states[None])[0], prompts)
+    return last_residual(model, prompts, changes=changes)
+
+
+def _scores(
+    model: TransformerBridge,
+    subject: Subject,
+    prompts: Prompts,
+    rows: Rows,
+    against: Int[Tensor, "query rival"],
+) -> Float[Tensor, "query score"]:
+    """Answers' four scores (the second NaN for open answers), cosine with theta, and norm."""
+    states = _states(model, subject, prompts, rows)
+    a = Answers.of(unembedded(model, states[None])[0], prompts, against)
     label = np.full(len(prompts), np.nan) if a.correct_label is None else a.correct_label
     cosine = norm = torch.full((len(prompts),), torch.nan)
     if rows:

@@ -66,6 +66,7 @@ class Polar:
 
     Args:
         singular_values: largest first.
+        error: how large a singular value the map's own error can make.
         rank: of W. Below the full one Q is not unique: this one comes from the singular vectors.
     """
 
@@ -73,10 +74,16 @@ class Polar:
     stretch: Float[Tensor, "d d"]
     singular_values: Float[Tensor, " d"]
     rank: int
+    error: float = 0.0
 
     @classmethod
-    def of(cls, matrix: Float[Tensor, "d d"]) -> "Polar":
-        """The decomposition, in float64 on the CPU."""
+    def of(cls, matrix: Float[Tensor, "d d"], relative_error: float = 0.0) -> "Polar":
+        """The decomposition, in float64 on the CPU.
+
+        Args:
+            relative_error: of the matrix, as a share of its Frobenius norm. Spread evenly over the
+                directions, it moves singular values by about that share of their root mean square.
+        """
         u, s, vt = torch.linalg.svd(matrix.cpu().double())
         smallest = s.max() * len(s) * torch.finfo(s.dtype).eps
         return cls(
@@ -84,6 +91,7 @@ class Polar:
             stretch=(vt.T * s) @ vt,
             singular_values=s,
             rank=int((s > smallest).sum()),
+            error=relative_error * float(s.square().mean().sqrt()),
         )
 
     @property
@@ -112,6 +120,12 @@ class Polar:
         full = len(self.singular_values)
         if self.rank < full:
             return f"not unique: W has rank {self.rank} of {full}"
+        least = float(self.singular_values[-1])
+        if least < self.error:
+            return (
+                f"rotation or reflection, undetermined: the least singular value, {least:.1e}, is "
+                f"below the map's error of {self.error:.1e}"
+            )
         return "rotation" if self.determinant > 0 else "rotation with a reflection"
 
     def measures(self, vectors: Float[Tensor, "vector d"]) -> dict[str, Float[Tensor, " vector"]]:
@@ -183,6 +197,8 @@ class Turn:
                     "n_null": len(self.null[COSINE_Q]) if measure in nulls else 0,
                     "det_q": self.polar.determinant,
                     "rank": self.polar.rank,
+                    "least_singular_value": float(self.polar.singular_values[-1]),
+                    "error": self.polar.error,
                     "q": self.polar.kind,
                 }
                 | self.provenance.columns()
@@ -256,7 +272,8 @@ def _turn(given: LinearMap, n_null: int, seed: int) -> Turn:
             f"The vector of {given.task!r} at layer {given.layer} is 0 as the model sees it, so it "
             "has no direction to turn; give another."
         )
-    polar = Polar.of(frame.T @ given.matrix.detach().cpu().double() @ frame)
+    error = float(getattr(given, "relative_error", 0.0))  # of a map that is known exactly, none
+    polar = Polar.of(frame.T @ given.matrix.detach().cpu().double() @ frame, error)
     random = random_like(seen, n_null, torch_rng(seed, "null vectors of a rotation"))
     return Turn(
         name=given.name,

@@ -88,8 +88,13 @@ def random_like(
     n: int,
     generator: torch.Generator,
     cosine: float | None = None,
+    *,
+    centred: bool = False,
 ) -> Float[Tensor, "n d_model"]:
     """Random vectors of theta's norm; with a `cosine`, otherwise random but at that angle to it.
+
+    Args:
+        centred: all of it for centred vectors, as LayerNorm sees them.
 
     Raises:
         InvalidInput: if the cosine is not between -1 and 1.
@@ -97,6 +102,9 @@ def random_like(
     if cosine is not None and not -1 <= cosine <= 1:
         raise InvalidInput(f"cosine={cosine} is none; use -1 to 1.")
     drawn = torch.randn(n, len(theta), generator=generator, dtype=torch.float64)
+    if centred:
+        theta = theta - theta.mean()
+        drawn = drawn - drawn.mean(dim=1, keepdim=True)
     unit = (theta / theta.norm()).cpu().double()
     if cosine is not None:
         across = drawn - (drawn @ unit)[:, None] * unit

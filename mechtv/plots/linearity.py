@@ -1,7 +1,6 @@
 """How nearly linear an effect is: over the vector's scale, and by first-order predictions."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,7 +9,7 @@ import plotly.graph_objects as go
 from mechtv.analysis.linearity import PREDICTIONS, Linearity
 from mechtv.errors import UnknownName
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.style import LOOKS, MUTED, about, error_bars, fixed, hover, titled
+from mechtv.plots.style import LOOKS, MUTED, about, at_least, error_bars, fixed, hover, titled
 
 ACCURACY = "accuracy, full vocabulary"
 KINDS: dict[str, dict[str, Any]] = {
@@ -100,7 +99,7 @@ def _curve(rows: pd.DataFrame, label: str, look: Mapping[str, Any], *, shown: bo
 def _bars(rows: pd.DataFrame, label: str, look: Mapping[str, Any]) -> go.Bar:
     estimates = _estimates(rows)
     cut = [e.value < LOWEST for e in estimates]
-    ends = [_at_least(e, LOWEST) for e in estimates]
+    ends = [at_least(e, LOWEST) for e in estimates]
     return go.Bar(
         x=[name.replace(" ", "<br>") for name in rows.index],
         y=[e.value for e in ends],
@@ -119,12 +118,6 @@ def _bars(rows: pd.DataFrame, label: str, look: Mapping[str, Any]) -> go.Bar:
     )
 
 
-def _at_least(estimate: Estimate, end: float) -> Estimate:
-    """An estimate as it is drawn, nothing of it below the end."""
-    value, low, high = (max(x, end) for x in (estimate.value, estimate.low, estimate.high))
-    return replace(estimate, value=value, low=low, high=high if estimate.value > end else end)
-
-
 def _dress(figure: go.Figure, table: pd.DataFrame, score: str) -> None:
     figure.add_hline(y=1, line={"color": MUTED, "dash": "dot", "width": 1}, row=1, col="all")
     figure.update_layout(margin={"t": 128, "b": 96}, barmode="group")
@@ -134,7 +127,7 @@ def _dress(figure: go.Figure, table: pd.DataFrame, score: str) -> None:
     figure.update_yaxes(title_text="Cosine of the two", range=[min(0, cosine), 1.05], row=1, col=2)
     figure.update_yaxes(title_text=score.capitalize(), range=[0, 1.05], row=2, col=1)
     fits = table[(table["part"] == "first order") & (table["score"] == "R²")]
-    lowest = min(0.0, float(fits["low"].min()) - 0.05)
+    lowest = min(0.0, float(fits[["low", "value"]].min().min()) - 0.05)
     lowest = LOWEST - ROOM if lowest < LOWEST else lowest
     figure.update_yaxes(title_text="R² of the effect", range=[lowest, 1.1], row=2, col=2)
     figure.update_xaxes(tickangle=0, row=2)

@@ -10,7 +10,7 @@ from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.panels import finished, panels
 from mechtv.plots.scores import FULL as ACCURACY
 from mechtv.plots.scores import Scale
-from mechtv.plots.style import Look, about, error_bars, hover, look_of
+from mechtv.plots.style import Look, about, at_least, error_bars, hover, look_of
 
 COLUMNS = 3  # panels side by side
 LEAST_R2 = -0.5  # below it a fit is worse than none, and how much worse would hide the rest
@@ -18,7 +18,7 @@ LEAST_R2 = -0.5  # below it a fit is worse than none, and how much worse would h
 R2S = {
     "R²": Look(label="From no effect", color=look_of("learned").color),
     "R², centred": Look(
-        label="From the mean effect (centred)",
+        label="Of the variation (centred)",
         color=look_of("hidden_state").color,
         symbol="square",
         dash="dash",
@@ -27,7 +27,10 @@ R2S = {
 SETTINGS = {
     FULL: Look(label="θ at its layer", color=look_of("learned").color),
     MAPPED: Look(
-        label="Wθ at the end", color=look_of("hidden_state").color, symbol="square", dash="dash"
+        label="Wθ at the end",
+        color=look_of("hidden_state").color,
+        symbol="square",
+        dash="dash",
     ),
     MEAN_EFFECT: Look(
         label="Mean effect at the end",
@@ -52,9 +55,10 @@ def propagation_r2(results: Propagation | Sequence[Propagation]) -> go.Figure:
     first = several[0]
     lines = [
         f"{_about(several)} · spread {_spreads(several)} of ‖θ‖",
-        f"Effects averaged over n = {_numbers(one.n for one in several)} queries · "
-        f"{_numbers(one.held_out.r2().n for one in several)} held-out perturbations, "
-        f"{first.split} queries; bars: 95 % intervals{_no_map(several)}",
+        f"Fitted to effects over n = {_numbers(one.n for one in several)} training queries; scored "
+        f"on {_numbers(one.held_out.r2().n for one in several)} other perturbations over "
+        f"n = {_numbers(one.n_held_out_queries for one in several)} {first.split} queries; "
+        f"bars: 95 % intervals{_no_map(several)}",
     ]
     figure = _lines(
         "How much of a vector's effect one matrix explains",
@@ -135,12 +139,13 @@ def _line(
     name: str, look: Look, layers: Sequence[int], estimates: Sequence[Estimate]
 ) -> go.Scatter:
     is_r2 = name in R2S
+    drawn = [at_least(e, LEAST_R2) for e in estimates] if is_r2 else list(estimates)
     return go.Scatter(
         name=look.label,
         legendgroup=name,
         x=list(layers),
-        y=[max(e.value, LEAST_R2) if is_r2 else e.value for e in estimates],
-        error_y=error_bars(estimates) | {"thickness": 1, "width": 3},
+        y=[e.value for e in drawn],
+        error_y=error_bars(drawn) | {"thickness": 1, "width": 3},
         mode="lines+markers",
         line={"color": look.color, "dash": look.dash, "width": 2},
         marker={"symbol": look.symbol, "size": 8},

@@ -6,7 +6,7 @@ registered, so the user's own Plotly defaults stay as they are.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -195,3 +195,9 @@ def hover(label: str, estimate: Estimate, unit: str = "") -> str:
     """The text at the pointer: what it is, value, interval, n."""
     numbers = estimate_text(estimate, unit=unit)
     return f"<b>{plain(label)}</b><br>{numbers}<br>95 % interval, n = {estimate.n}"
+
+
+def at_least(estimate: Estimate, end: float) -> Estimate:
+    """An estimate as it is drawn, nothing of it below the end."""
+    value, low, high = (max(x, end) for x in (estimate.value, estimate.low, estimate.high))
+    return replace(estimate, value=value, low=low, high=high if estimate.value > end else end)

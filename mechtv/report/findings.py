@@ -105,8 +105,10 @@ def _propagation(found: Propagation) -> str:
     accuracy = {name: answers.estimates()[ACCURACY] for name, answers in found.answers.items()}
     return (
         f"A linear map fitted to {found.n_perturbations} perturbations of θ is {found.describe()}; "
-        f"on held-out ones R² is {estimate_text(found.r2)} counted from no effect and "
-        f"{estimate_text(found.r2_centred)} from the mean effect. Added at the end, Wθ has "
+        f"on held-out ones and other queries R² is {estimate_text(found.r2)} counted from no "
+        f"effect, and {estimate_text(found.r2_centred)} for the effects’ variation about their "
+        f"mean ({estimate_text(found.same_queries.r2(centred=True))} on the queries of the fit). "
+        f"Added at the end, Wθ has "
         f"accuracy {estimate_text(accuracy[MAPPED])} and θ’s own mean effect "
         f"{estimate_text(accuracy[MEAN_EFFECT])}, where θ has {estimate_text(accuracy[FULL])}."
     )
@@ -127,7 +129,7 @@ def _rotation(found: RotationStretch) -> str:
         sentences.append(
             f"In the {turn.name} map cos(θ, Qθ) is {fixed(turn.values[COSINE_Q])} (random vectors: "
             f"[{fixed(low)}, {fixed(high)}]) and θ is stretched {fixed(turn.values[STRETCH])} "
-            f"times ([{fixed(least)}, {fixed(most)}]); Q is a {turn.polar.kind}."
+            f"times ([{fixed(least)}, {fixed(most)}]); Q: {turn.polar.kind}."
         )
     return " ".join(sentences)
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
@@ -278,10 +277,9 @@ class _Inquiry:
     def _turned(self) -> dict[str, Tensor]:
         """Theta, and what the integrated map and its rotation make of it."""
         jacobian = self.result("jacobian")
-        theta = jacobian.theta.double().cpu()
-        matrix = jacobian.matrix.double().cpu()
-        left, _, right = torch.linalg.svd(matrix)
-        named = {"θ": theta, "Qθ": left @ right @ theta, "Wθ": matrix @ theta}
+        theta, matrix = jacobian.theta.double().cpu(), jacobian.matrix.double().cpu()
+        (turn,) = rotation_stretch(jacobian, seed=self._seed).turns
+        named = {"θ": theta, "Qθ": turn.rotation @ theta, "Wθ": matrix @ theta}
         return {name: value.to(jacobian.theta) for name, value in named.items()}
 
 

@@ -13,12 +13,14 @@ from vectors.naive import additive
 
 import mechtv
 from mechtv.analysis.ablation import Ablation, ablate_heads
-from mechtv.analysis.answers import Answers
+from mechtv.analysis.answers import Answers, rivals
 from mechtv.analysis.circuits import output_bias
 from mechtv.errors import InvalidInput
 from mechtv.evaluation import evaluate
+from mechtv.forward import last_logits
 from mechtv.methods import extract_hidden_state
 from mechtv.tasks.prompts import Prompts
+from mechtv.vectors import Edit, Replace, Site, TaskVector
 
 SOME = ("llama", "gpt2", "gemma2", "neox", "native")
 HEADS = [(2, 1), (1, 0), (2, 3)]
@@ -334,3 +336,21 @@ def test_without_all_heads_behind_it_a_vector_of_the_real_model_loses_its_effect
     lost = found.compare().difference
     assert lost.high < 0
     assert lost.value < few.compare().difference.low
+
+
+def test_logit_differences_of_all_runs_are_against_the_rivals_of_the_intact_run() -> None:
+    model, task = model_of("llama"), task_of()
+    vector = additive(model, layer=1, seed=3)
+    heads = [(layer, head) for layer in (1, 2) for head in range(N_HEADS)]
+    found = ablate_heads(model, task, vector, heads, mode="zero", n=6, n_random=0)
+    prompts = Prompts.of(model, task, n=6)
+    with torch.no_grad():
+        against = rivals(last_logits(model, prompts, vector), prompts)
+        zero = Replace(value=torch.zeros(N_HEADS, model.cfg.d_head, dtype=torch.float64))
+        gone = [Edit(site=Site(component="z", layer=layer), operation=zero) for layer in (1, 2)]
+        without_it = TaskVector(edits=(*vector.edits, *gone), card=vector.card)
+        logits = last_logits(model, prompts, without_it)
+    answers = prompts.first_answer_tokens[:, None]
+    wanted = (logits.gather(1, answers) - logits.gather(1, against))[:, 0]
+    assert (against != rivals(logits, prompts)).any()  # its own rivals would be others
+    np.testing.assert_allclose(found.ablated.logit_difference, wanted, atol=1e-10)

@@ -54,7 +54,7 @@ def fit(model, effects, predicted):
         "norm ratio": np.mean([float(e.norm() / p.norm()) for e, p in pairs]),
         "cosine": np.mean([float(e @ p / e.norm() / p.norm()) for e, p in pairs]),
         "R²": float(1 - missed / effects.pow(2).sum()),
-        "R², centred": float(1 - missed / (effects - effects.mean(dim=0)).pow(2).sum()),
+        "R² about the mean": float(1 - missed / (effects - effects.mean(dim=0)).pow(2).sum()),
     }
 
 
@@ -123,7 +123,7 @@ def test_answers_are_those_of_the_predicted_states():
 def test_enough_nodes_predict_every_query(family):
     found = result_of(family)
     for vector in ("theta", "random"):
-        for score in ("R²", "R², centred", "cosine", "norm ratio"):
+        for score in ("R²", "R² about the mean", "cosine", "norm ratio"):
             value = found.estimate("first order", "path average", score, vector=vector).value
             assert value == pytest.approx(1, abs=1e-6)
         wrong = found.estimate("first order", "J(0) θ", "R²", vector=vector).value
@@ -171,7 +171,7 @@ def test_a_model_without_attention_and_mlps_is_linear_in_every_part():
     np.testing.assert_allclose(perfect["value"], 1, atol=1e-10)
     norms = table[table["score"] == "relative norm"]
     np.testing.assert_allclose(norms["value"], norms["alpha"], atol=1e-10)
-    assert "R², centred" not in set(table["score"])  # one effect for all: nothing to explain
+    assert "R² about the mean" not in set(table["score"])  # one effect for all: nothing to explain
 
 
 def test_random_vectors_have_thetas_norm_and_are_none_if_none_are_wanted(monkeypatch):
@@ -196,7 +196,7 @@ def test_the_mean_shift_is_of_queries_that_are_not_scored():
     model, task, vector = model_of(), task_of(), additive(model_of(), layer=1)
     found = linearity(model, task, vector, **{**FAST, "n": 24}, split="train")
     assert (found.n, found.n_others) == (24, 8)
-    assert found.estimate("first order", "mean shift", "R², centred").value < 0
+    assert found.estimate("first order", "mean shift", "R² about the mean").value < 0
 
 
 def test_the_table_is_long_and_says_of_what():
@@ -270,3 +270,19 @@ def test_on_the_real_model_the_path_average_answers_as_the_vector_does(model):
     )
     assert path == pytest.approx(measured, abs=0.2)
     assert found.estimate("first order", "path average", "R²").value > 0.98
+
+
+def test_what_a_layer_norm_does_not_see_changes_nothing() -> None:
+    model, task = model_of("gpt2"), task_of()
+    theta = noise(model.cfg.d_model, seed=3)
+    options = {"n": 3, "nodes": 2, "n_null": 2, "alphas": (0.5,), "progress": False}
+    tables = [
+        linearity(
+            model, task, vector_of(Edit(site=Site(layer=1), operation=Add(value=v))), **options
+        )
+        .table()
+        .drop(columns="seed", errors="ignore")
+        for v in (theta, theta + 7)
+    ]
+    first, second = (t["value"].to_numpy() for t in tables)
+    np.testing.assert_allclose(first, second, atol=1e-8, rtol=1e-8)

@@ -266,3 +266,11 @@ def test_the_answer_rises_behind_a_vector_of_the_real_model(model) -> None:
     assert lens.injected.log_probability[-1].mean() > lens.plain.log_probability[-1].mean() + 1
     own = mechtv.evaluate(model, task, state, n=4)
     np.testing.assert_array_equal(lens.injected.correct[-1], own.correct)
+
+
+def test_a_vector_for_new_tokens_and_one_at_the_heads_are_refused() -> None:
+    model, task = model_of("gpt2"), task_of()
+    with pytest.raises(InvalidInput, match="new tokens only"):
+        logit_lens(model, task, additive(model, layer=1).acting_on("new"))
+    with pytest.raises(InvalidInput, match="one value in the residual stream"):
+        lens_of(model, {"theta": additive(model, layer=1, component="z")})

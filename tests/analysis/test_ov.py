@@ -135,6 +135,7 @@ def naive_placed(family, rows, settings, share):
 
 def naive_scores(model, task, query, ids, rows):
     _, logits = naive_pass(model, ids, rows)
+    _, plain = naive_pass(model, ids, {})
     log_p = logits.log_softmax(dim=-1)
     answer = model.to_tokens(" " + query.answer, prepend_bos=False)[0, 0]
     correct = bool(logits.argmax() == answer)
@@ -143,7 +144,8 @@ def naive_scores(model, task, query, ids, rows):
         others = torch.stack([logits[token] for token in firsts if token != answer])
         rival = others.mean()
     else:
-        rival = logits[torch.arange(len(logits)) != answer].max()
+        wrong = plain.index_fill(0, answer, -torch.inf)  # the rival is that of the zero-shot run
+        rival = logits[wrong.argmax()]
     return correct, float(log_p[answer]), float(logits[answer] - rival)
 
 

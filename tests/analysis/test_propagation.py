@@ -224,8 +224,10 @@ def test_the_whole_is_normal_equations_over_single_passes(family, layer):
         **SMALL,
     )
     theta = noise(D_MODEL, seed=0)
-    values = perturbed(theta, (size,), count, torch_rng(seed, "perturbed vectors"))
-    others = perturbed(theta, (size,), 6, torch_rng(seed, "held-out perturbed vectors"))
+    seen = theta - theta.mean() if family == "gpt2" else theta
+    step = size * float(seen.norm() / theta.norm())
+    values = perturbed(theta, (step,), count, torch_rng(seed, "perturbed vectors"))
+    others = perturbed(theta, (step,), 6, torch_rng(seed, "held-out perturbed vectors"))
     train = Prompts.of(model, task, split="train", n=3, seed=seed)
     test = Prompts.of(model, task, n=5, seed=seed)
     effects = naive_effects(model, train, layer, values)
@@ -316,8 +318,23 @@ def test_a_small_spread_is_nearer_to_linear_than_a_large_one():
 
 
 def test_too_few_perturbations_are_no_map():
-    with pytest.raises(InvalidInput, match=r"do not determine a map of 32 dimensions; use 64"):
+    with pytest.raises(
+        InvalidInput, match=r"do not determine a map with 32 numbers an output; use 64"
+    ):
         fitted(n_perturbations=D_MODEL - 1)
+    with pytest.raises(InvalidInput, match=r"33 numbers an output"):
+        fitted(n_perturbations=D_MODEL, intercept=True)
+
+
+def test_how_many_answers_are_scored_does_not_change_the_fit_or_its_scores():
+    few, all_of_them = (
+        fit_propagation(
+            model_of(), task_of(), vector_at(1), spread=0.3, **(SMALL | {"n_scored": n_scored})
+        )
+        for n_scored in (1, None)
+    )
+    assert few.held_out.r2() == all_of_them.held_out.r2()
+    assert few.n_held_out_queries == all_of_them.n_held_out_queries == SMALL["n"]
 
 
 def test_in_their_span_they_are_scored_and_said_to_be_no_map():

@@ -230,3 +230,10 @@ def test_what_makes_no_sense_is_refused():
     zero = Map(noise(D, D), torch.zeros(D))
     with pytest.raises(InvalidInput, match="'invented' at layer 2 is 0"):
         rotation_stretch([one, zero])
+
+
+def test_whether_it_reflects_is_undetermined_below_the_maps_own_error():
+    nearly_flat = torch.diag(torch.tensor([2.0, 1.0, -1e-3], dtype=torch.float64))
+    assert Polar.of(nearly_flat).kind == "rotation with a reflection"
+    assert "undetermined" in Polar.of(nearly_flat, relative_error=0.05).kind
+    assert Polar.of(nearly_flat, relative_error=1e-6).kind == "rotation with a reflection"

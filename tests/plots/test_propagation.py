@@ -22,6 +22,9 @@ D, N_HELD_OUT, N_QUERIES = 24, 30, 50
 LAYERS = (3, 11, 18, 26)
 
 
+EXACTLY = torch.eye(4, dtype=torch.float64)
+
+
 def fake(layer=3, *, task="present-past", model="smollm2-135m", rank=D, reflects=False, **changes):
     """A fit that is better the later the layer, with answers to match."""
     rng = np.random.default_rng(layer)
@@ -43,10 +46,11 @@ def fake(layer=3, *, task="present-past", model="smollm2-135m", rank=D, reflects
             "ridge": 1.0,
             "n_perturbations": 2 * D,
             "n": 32,
+            "n_held_out_queries": 16,
             "split": "test",
             "effect": torch.zeros(D),
             "held_out": scores,
-            "same_queries": scores,
+            "same_queries": HeldOut.of(EXACTLY, EXACTLY),
             "answers": {name: answers(share) for name, share in accuracy.items()},
             "provenance": Provenance(model=model, template="t", seed=0),
             **changes,
@@ -119,7 +123,7 @@ def test_r2_is_drawn_by_layer_with_intervals():
     fits = [fake(layer) for layer in LAYERS[::-1]]
     figure = propagation_r2(fits)
     lines = by_name(figure)
-    plain, centred = lines["From no effect"], lines["From the mean effect (centred)"]
+    plain, centred = lines["From no effect"], lines["Of the variation (centred)"]
     for trace, value in ((plain, lambda f: f.r2), (centred, lambda f: f.r2_centred)):
         estimates = [value(fit) for fit in fits[::-1]]
         assert list(trace.x) == list(LAYERS)
@@ -128,8 +132,8 @@ def test_r2_is_drawn_by_layer_with_intervals():
     assert centred.y[0] < plain.y[0]
     text = figure.layout.title.subtitle.text
     assert "spread 0.1" in text
-    assert f"{N_HELD_OUT} held-out" in text
-    assert "n = 32 queries" in text
+    assert f"{N_HELD_OUT} other perturbations over n = 16 test queries" in text
+    assert "n = 32 training queries" in text
 
 
 def test_what_is_far_below_zero_stays_in_sight_and_says_its_value():
@@ -137,6 +141,8 @@ def test_what_is_far_below_zero_stays_in_sight_and_says_its_value():
     trace = by_name(propagation_r2(fake(held_out=bad)))["From no effect"]
     assert trace.y == (-0.5,)
     assert "−35.00" in trace.hovertext[0]
+    top = trace.y[0] + trace.error_y.array[0]
+    assert top <= -0.5  # its interval, all below, is not drawn as if it reached up
 
 
 def test_accuracy_compares_the_four_settings():
