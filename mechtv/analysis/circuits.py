@@ -4,6 +4,7 @@ All in the model's raw weights, as the bridge opens them: nothing folded, nothin
 """
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def check_heads(model: TransformerBridge, heads: object) -> tuple[Head, ...]:
     given = list(heads) if isinstance(heads, (list, tuple, set)) else []
     pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else () for pair in given]
     if not pairs or any(
-        len(pair) != 2 or not all(isinstance(number, int) for number in pair) for pair in pairs
+        len(pair) != 2 or not all(isinstance(number, Integral) for number in pair) for pair in pairs
     ):
         raise InvalidInput(f"heads={heads!r} are no heads; give pairs (layer, head).")
     for layer, head in pairs:

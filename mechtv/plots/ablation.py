@@ -52,9 +52,10 @@ def ablation(results: Ablation | Sequence[Ablation], score: str = FULL) -> go.Fi
         own = rows[rows["condition"] == condition]
         if len(own):
             figure.add_trace(_bar(condition, own, scale, shift=(number - 1) * WIDTH))
-    for place, result in enumerate(every):
-        if result.random:
-            figure.add_trace(_dots(result, score, scale, x=place + WIDTH, first=not place))
+    with_sets = [(place, result) for place, result in enumerate(every) if result.random]
+    for place, result in with_sets:
+        first = place == with_sets[0][0]
+        figure.add_trace(_dots(result, score, scale, x=place + WIDTH, first=first))
     figure.update_xaxes(
         showgrid=False, tickvals=list(range(len(every))), ticktext=_names(every),
         range=(-0.6, len(every) - 0.4) if len(every) > 1 else (-1.2, 1.2),

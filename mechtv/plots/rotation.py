@@ -125,7 +125,8 @@ def _traces(name: str, measure: str, turns: Sequence[Turn]) -> list[go.Scatter]:
         go.Scatter(
             x=layers,
             y=middle,
-            mode="lines",
+            mode="lines" if len(layers) > 1 else "markers",
+            marker={"symbol": "line-ew-open", "size": 24, "color": look.color},
             line={"color": look.color, "width": 1, "dash": look.dash},
             **quiet,
         ),
