@@ -18,8 +18,8 @@ SPREAD = 0.08  # dots of random sets lie so far to either side
 HEIGHT = 480
 PATTERN = {"fillmode": "overlay", "solidity": 0.15, "size": 7}
 TITLES = {
-    "log-probability": "Log-probability of the first answer token (nats)",
-    "logit difference": "Logit difference of answer and rivals",
+    "log-probability": "Log p(first answer token), nats",
+    "logit difference": "Logit difference (logits)",
 }
 BARS = {
     "intact": ("No head ablated", LOOKS["learned"].color, ""),

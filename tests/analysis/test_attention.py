@@ -49,7 +49,7 @@ def parts_by_hand(model, ids, vector, layer, head, final):
 def test_shares_are_those_of_single_passes(family):
     model, task = model_of(family), task_of()
     vector = additive(model, layer=1, seed=3)
-    found = attention_of_heads(model, task, vector, HEADS, final=3, n_random=5, n=N)
+    found = attention_of_heads(model, task, vector, HEADS, final=2, n_random=5, n=N)
     assert found.heads == ((1, 0), (2, 1), (2, 3))
     for heads, shares in (
         (found.heads, found.shares),
@@ -58,7 +58,7 @@ def test_shares_are_those_of_single_passes(family):
         for (layer, head), own in zip(heads, shares, strict=True):
             for ids, parts in zip(ids_of(model, task, N), own, strict=True):
                 assert len(ids) > 3
-                wanted = parts_by_hand(model, ids, vector, layer, head, 3)
+                wanted = parts_by_hand(model, ids, vector, layer, head, 2)
                 np.testing.assert_allclose(parts, wanted, atol=1e-10)
     assert found.shares.max() > 0.1
     for shares in (found.shares, found.random_shares):
