@@ -13,12 +13,8 @@ from mechtv.analysis.linearity import Linearity, linearity
 from mechtv.analysis.logit_lens import Lens, logit_lens
 from mechtv.analysis.propagation import Propagation, fit_propagation
 from mechtv.analysis.readers import Readers, readers
-from mechtv.analysis.reconstruction import (
-    Reconstruction,
-    ReconstructionByLayer,
-    reconstruct_by_layer,
-    reconstruct_ov,
-)
+from mechtv.analysis.reconstructed import Reconstruction, ReconstructionByLayer
+from mechtv.analysis.reconstruction import reconstruct_by_layer, reconstruct_ov
 from mechtv.analysis.rotation import RotationStretch, rotation_stretch
 
 __all__ = [

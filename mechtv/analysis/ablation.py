@@ -7,7 +7,7 @@ once: heads that stand in for each other show only so. For each head alone see `
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -79,10 +79,10 @@ class Ablation:
         """A score of each random set: `log-probability`, or another of `Answers.estimates`.
 
         Raises:
-            InvalidInput: if there is no such score.
+            UnknownName: if there is no such score.
         """
-        _ = _per_query(self.intact, score)
-        return np.array([_per_query(answers, score).mean() for answers in self.random])
+        _ = self.intact.values(score)  # also where there are no sets
+        return np.array([answers.values(score).mean() for answers in self.random])
 
     def p_value(self, score: str = "log-probability") -> float:
         """How rarely a random set's ablation leaves as low a score as the given heads' does.
@@ -91,19 +91,19 @@ class Ablation:
         without random sets.
 
         Raises:
-            InvalidInput: if there is no such score.
+            UnknownName: if there is no such score.
         """
         values = self.random_values(score)
-        as_low = values <= _per_query(self.ablated, score).mean()
+        as_low = values <= self.ablated.values(score).mean()
         return float((1 + as_low.sum()) / (1 + len(values))) if len(values) else float("nan")
 
     def compare(self, score: str = "log-probability") -> Comparison:
         """The given heads ablated minus intact, on the same queries, with a paired test.
 
         Raises:
-            InvalidInput: if there is no such score.
+            UnknownName: if there is no such score.
         """
-        first, second = _per_query(self.ablated, score), _per_query(self.intact, score)
+        first, second = self.ablated.values(score), self.intact.values(score)
         return (compare_shares if first.dtype == bool else compare_means)(first, second)
 
     def table(self) -> pd.DataFrame:
@@ -186,7 +186,8 @@ def ablate_heads(
             values = replacements(model, source, vector, layers, mode, places, progress)
             variants = [without(vector, some, values, places) for some in every]
             scores = scan(model, prompts, variants, score, title="head sets", show=progress)
-    intact, ablated, *random = (_answers(part, bool(prompts.labels)) for part in scores)
+    closed = bool(prompts.labels)
+    intact, ablated, *random = (Answers.of_columns(part, closed=closed) for part in scores)
     return Ablation(
         task=task.name,
         layer=subject.layer,
@@ -303,34 +304,4 @@ def _columns(
     *,
     rivals_of: Callable[[Prompts], Int[Tensor, "batch rival"]],
 ) -> Float[Tensor, "batch score"]:
-    """The fields of `Answers`, in their order."""
-    answers = Answers.of(logits, prompts, rivals_of(prompts))
-    columns = [getattr(answers, field.name) for field in fields(answers)]
-    missing = np.zeros(len(logits))
-    return torch.tensor(np.array([missing if x is None else x for x in columns], float).T)
-
-
-def _answers(columns: Float[Tensor, "query score"], has_labels: bool) -> Answers:
-    correct, correct_label, log_probability, logit_difference = columns.numpy().T
-    return Answers(
-        correct=correct.astype(bool),
-        correct_label=correct_label.astype(bool) if has_labels else None,
-        log_probability=log_probability,
-        logit_difference=logit_difference,
-    )
-
-
-_FIELDS = {
-    "accuracy, full vocabulary": "correct",
-    "accuracy, label-restricted": "correct_label",
-    "log-probability": "log_probability",
-    "logit difference": "logit_difference",
-}
-
-
-def _per_query(answers: Answers, score: str) -> np.ndarray:
-    found: np.ndarray | None = getattr(answers, _FIELDS.get(score, ""), None)
-    if found is None:
-        known = [name for name, field in _FIELDS.items() if getattr(answers, field) is not None]
-        raise InvalidInput(f"score={score!r} is unknown here; use {' or '.join(known)}.")
-    return found
+    return Answers.of(logits, prompts, rivals_of(prompts)).columns()

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
+from mechtv.errors import UnknownName
 from mechtv.evaluation.intervals import Estimate, mean, share
 from mechtv.forward.run import in_batches, last_logits, log_probabilities
 from mechtv.tasks.prompts import Prompts
@@ -63,14 +64,63 @@ class Answers:
             logit_difference=(own - logits.gather(1, against).double().mean(dim=1)).cpu().numpy(),
         )
 
+    def scores(self) -> dict[str, Shaped[np.ndarray, " query"]]:
+        """Each score by name, query by query: of accuracies whether it is a hit."""
+        found: dict[str, np.ndarray] = {"accuracy, full vocabulary": self.correct}
+        if self.correct_label is not None:
+            found["accuracy, label-restricted"] = self.correct_label
+        found["log-probability"] = self.log_probability
+        found["logit difference"] = self.logit_difference
+        return found
+
+    def values(self, score: str) -> Shaped[np.ndarray, " query"]:
+        """One score, query by query.
+
+        Raises:
+            UnknownName: if there is none of that name, such as label-restricted accuracy of open
+                answers.
+        """
+        known = self.scores()
+        if score not in known:
+            raise UnknownName("score", score, known)
+        return known[score]
+
     def estimates(self) -> dict[str, Estimate]:
         """Each score with its 95 % interval, by name."""
-        found = {"accuracy, full vocabulary": share(self.correct)}
-        if self.correct_label is not None:
-            found["accuracy, label-restricted"] = share(self.correct_label)
-        found["log-probability"] = mean(self.log_probability)
-        found["logit difference"] = mean(self.logit_difference)
-        return found
+        return {
+            name: share(values) if values.dtype == bool else mean(values)
+            for name, values in self.scores().items()
+        }
+
+    def columns(self) -> Float[Tensor, "query score"]:
+        """The four scores as numbers in one tensor, which `of_columns` reads back.
+
+        Label hits of open answers are NaN.
+        """
+        label = self.correct_label
+        missing = np.full(len(self.correct), np.nan)
+        columns = (
+            self.correct,
+            missing if label is None else label,
+            self.log_probability,
+            self.logit_difference,
+        )
+        return torch.from_numpy(np.stack(columns, axis=1).astype(float))
+
+    @classmethod
+    def of_columns(cls, columns: Float[Tensor, "query score"], *, closed: bool) -> "Answers":
+        """The answers behind what `columns` gave.
+
+        Args:
+            closed: whether they have labels.
+        """
+        correct, label, log_probability, logit_difference = columns.numpy().T
+        return cls(
+            correct=correct.astype(bool),
+            correct_label=label.astype(bool) if closed else None,
+            log_probability=log_probability,
+            logit_difference=logit_difference,
+        )
 
     def table(self) -> pd.DataFrame:
         """One row a score: value, 95 % interval, n."""

@@ -299,10 +299,9 @@ class _Battery:
         with torch.no_grad():
             logits = unembedded(self.model, states[None].to(self.model.cfg.dtype))[0]
         answers = Answers.of(logits, self.prompts)
-        yield (*key, "accuracy, full vocabulary"), answers.correct
-        if answers.correct_label is not None:
-            yield (*key, "accuracy, label-restricted"), answers.correct_label
-        yield (*key, "log-probability"), answers.log_probability
+        for score, values in answers.scores().items():
+            if score != "logit difference":  # each prediction would choose its own rivals
+                yield (*key, score), values
 
     def _agreement(
         self,

@@ -5,10 +5,8 @@ queries and keys, the MLPs, the final norm. All readers together are the injecte
 is the plain run. This asks by intervention what an OV reconstruction asks by adding vectors.
 """
 
-import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,9 +19,9 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.analysis.answers import Answers, fixed_rivals
 from mechtv.analysis.circuits import normed
+from mechtv.analysis.shapley import coalitions, contributions
 from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput, UnknownName
-from mechtv.evaluation.intervals import LEVEL, RESAMPLES, intervals_of_means
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
@@ -36,9 +34,7 @@ from mechtv.vectors.vector import TaskVector
 
 Reader = Literal["values", "queries and keys", "MLPs", "final norm"]
 READERS: tuple[Reader, ...] = get_args(Reader)
-SETTINGS: tuple[tuple[Reader, ...], ...] = tuple(
-    some for size in range(len(READERS) + 1) for some in combinations(READERS, size)
-)
+SETTINGS = coalitions(READERS)
 """All sets of readers, from none to all."""
 
 LARGEST_ERROR = 0.1  # of the effect, between all readers and the injected run; bfloat16 has 0.02
@@ -102,12 +98,9 @@ class Readers:
     def effects(self, score: str = "log-probability") -> pd.DataFrame:
         """What each reader, and each pair, contributes to a score.
 
-        With v the mean score of a set of readers, N all of them: `alone` is v(i) - v(none),
-        `withheld` v(N) - v(N without i). The `Shapley value` is the mean, over all orders in which
-        the readers may be let in, of what i adds (Shapley 1953); the values sum to the gain
-        v(N) - v(none). The `Shapley interaction` of i and j is v(S+i+j) - v(S+i) - v(S+j) + v(S),
-        averaged over sets S of others with weights |S|! (|N|-|S|-2)! / (|N|-1)! (Grabisch and
-        Roubens 1999): above 0 they need each other, below 0 either can stand in for the other.
+        Readers are the players of a game whose value is the mean score; see
+        `mechtv.analysis.shapley` for `alone`, `withheld`, the `Shapley value` and the
+        `Shapley interaction`.
 
         Args:
             score: `log-probability`, `logit difference`, or one of the accuracies.
@@ -120,19 +113,13 @@ class Readers:
         Raises:
             UnknownName: if there is no such score.
         """
-        weights = np.stack(list(EFFECTS.values()))
-        names = {
-            "score": score,
-            "effect": [kind for kind, *_ in EFFECTS],
-            "reader": [who for _, who, *_ in EFFECTS],
-            "with": ["".join(other) for _, _, *other in EFFECTS],
-        }
         parts = []
         for blocks, settings in zip(self.blocks, self.answers, strict=True):
-            values = np.stack([_values(answers, score) for answers in settings])
-            found = _with_shares(weights @ values, values[-1] - values[0])
-            numbers = found | {"n": values.shape[1]} | self.provenance.columns()
-            parts.append(pd.DataFrame(self._about(blocks) | names | numbers))
+            values = np.stack([answers.values(score).astype(float) for answers in settings])
+            found = contributions(READERS, values).rename(columns={"player": "reader"})
+            about = self._about(blocks) | {"score": score}
+            columns = found.to_dict("list") | self.provenance.columns()
+            parts.append(pd.DataFrame(about | columns))
         return pd.concat(parts, ignore_index=True)
 
     def _about(self, blocks: range) -> dict[str, Any]:
@@ -176,14 +163,14 @@ def readers(
             title=f"readers of theta, {task.name}",
             show=progress,
         )
-    found = rearrange(columns, "query range setting score -> range setting score query").numpy()
+    found = rearrange(columns, "query range setting score -> range setting query score")
     return Readers(
         task=task.name,
         split=split,
         layer=subject.layer,
         blocks=ranges,
         answers=tuple(
-            tuple(_answers(setting, closed=bool(prompts.labels)) for setting in settings)
+            tuple(Answers.of_columns(each, closed=bool(prompts.labels)) for each in settings)
             for settings in found
         ),
         queries=tuple(example.key for example in prompts.examples),
@@ -211,7 +198,7 @@ def _columns(
             state = states[inside]
             seen = _moved(state, subject) if reaches_end and "final norm" in shown else state
             answers = Answers.of(unembedded(model, seen[None])[0], prompts, against)
-            rows.append(torch.from_numpy(_as_columns(answers)))
+            rows.append(answers.columns())
     return rearrange(
         torch.stack(rows), "(range setting) b score -> b range setting score", range=len(ranges)
     )
@@ -305,100 +292,6 @@ def _checked_ranges(
     return ranges
 
 
-# --- scores as columns of a tensor, and back ------------------------------------------------------
-
-
-def _as_columns(answers: Answers) -> Float[np.ndarray, "query score"]:
-    label = answers.correct if answers.correct_label is None else answers.correct_label
-    scores = (answers.correct, label, answers.log_probability, answers.logit_difference)
-    return np.stack([score.astype(float) for score in scores], axis=1)
-
-
-def _answers(columns: Float[np.ndarray, "score query"], closed: bool) -> Answers:
-    correct, label, log_probability, logit_difference = columns
-    return Answers(
-        correct=correct.astype(bool),
-        correct_label=label.astype(bool) if closed else None,
-        log_probability=log_probability,
-        logit_difference=logit_difference,
-    )
-
-
-def _values(answers: Answers, score: str) -> Float[np.ndarray, " query"]:
-    known = {
-        "log-probability": answers.log_probability,
-        "logit difference": answers.logit_difference,
-        "accuracy, full vocabulary": answers.correct,
-        "accuracy, label-restricted": answers.correct_label,
-    }
-    found = known.get(score)
-    if found is None:
-        raise UnknownName("score", score, [name for name, x in known.items() if x is not None])
-    return found.astype(float)
-
-
-# --- the readers as players of a game ------------------------------------------------------------
-
-
 def _place(shown: Collection[str]) -> int:
     """The number of a setting."""
     return SETTINGS.index(tuple(name for name in READERS if name in shown))
-
-
-def _difference(
-    who: Sequence[Reader], weight: Callable[[int], float]
-) -> Float[np.ndarray, " setting"]:
-    """What adding one reader changes (of two: their second difference), as weights of settings.
-
-    Args:
-        weight: of a set of others, by its size.
-    """
-    row = np.zeros(len(SETTINGS))
-    for rest in SETTINGS:
-        if set(rest).isdisjoint(who):
-            for size in range(len(who) + 1):
-                for some in combinations(who, size):
-                    row[_place([*rest, *some])] += (-1) ** (len(who) - size) * weight(len(rest))
-    return row
-
-
-def _shapley_weight(size: int, together: int) -> float:
-    """|S|! (|N| - |S| - t)! / (|N| - t + 1)! for t readers together."""
-    n = len(READERS)
-    return (
-        math.factorial(size)
-        * math.factorial(n - size - together)
-        / math.factorial(n - together + 1)
-    )
-
-
-def _effects() -> Iterator[tuple[tuple[str, ...], Float[np.ndarray, " setting"]]]:
-    for one in READERS:
-        yield ("alone", one), _difference([one], lambda size: float(size == 0))
-        yield ("withheld", one), _difference([one], lambda size: float(size == len(READERS) - 1))
-        yield ("Shapley value", one), _difference([one], lambda size: _shapley_weight(size, 1))
-    for pair in combinations(READERS, 2):
-        yield ("Shapley interaction", *pair), _difference(pair, lambda s: _shapley_weight(s, 2))
-
-
-EFFECTS = dict(_effects())
-"""Each effect and whose it is, as weights of `SETTINGS`."""
-
-
-def _with_shares(
-    effects: Float[np.ndarray, "effect query"], gain: Float[np.ndarray, " query"]
-) -> dict[str, Any]:
-    """Each effect's mean over queries and its share of the mean gain, as columns of a table."""
-    n, mean, total = len(gain), effects.mean(axis=1), gain.mean()
-    low, high = intervals_of_means(effects)
-    least, most = intervals_of_means(gain)
-    share = mean / total if total else np.full(len(mean), np.nan)
-    ends = np.full((2, len(mean)), np.nan)
-    if least > 0 or most < 0:
-        drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
-        with np.errstate(divide="ignore", invalid="ignore"):  # a few resamples may have no gain
-            ratios = (effects @ drawn.T) / (gain @ drawn.T)
-        quantiles = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-        ends = np.nanquantile(ratios, quantiles, axis=1, method="nearest")
-    means = {"value": mean, "low": low, "high": high}
-    return means | {"share": share, "share_low": ends[0], "share_high": ends[1]}

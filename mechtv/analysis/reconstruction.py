@@ -4,12 +4,9 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
@@ -19,10 +16,19 @@ from transformer_lens.model_bridge import TransformerBridge
 from mechtv.analysis import ov
 from mechtv.analysis.answers import Answers, rivals
 from mechtv.analysis.ov import Rows, Settings
+from mechtv.analysis.reconstructed import (
+    BOTH,
+    FULL,
+    MLP,
+    OV,
+    ZERO,
+    Outcome,
+    Reconstruction,
+    ReconstructionByLayer,
+)
 from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.intervals import RESAMPLES, Estimate, mean, mean_share
-from mechtv.evaluation.provenance import UNKNOWN, Provenance
+from mechtv.evaluation.provenance import Provenance
 from mechtv.evaluation.seeds import common_seed, seed_for
 from mechtv.forward.memory import steady
 from mechtv.forward.probe import Change, last_residual
@@ -33,154 +39,9 @@ from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
 from mechtv.vectors.vector import TaskVector
 
-ZERO, FULL, OV, MLP, BOTH = "zero-shot", "theta", "OV", "MLP", "OV + MLP"
 NULLS = {"norm": False, "norm and cosine": True}  # whether at theta's angle
-RECOVERED = "share of the gain recovered"
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 """The norms, in theta's, among which `rescale="validation"` chooses."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Outcome:
-    """What something in theta's place does to each query.
-
-    Args:
-        cosine, norm: of the sum of what is added: its cosine with theta, its norm over theta's,
-            both as the model sees them (centred under LayerNorm).
-    """
-
-    answers: Answers
-    cosine: Float[np.ndarray, " query"]
-    norm: Float[np.ndarray, " query"]
-
-    def scores(self) -> dict[str, np.ndarray]:
-        """Each score by name, query by query."""
-        found: dict[str, np.ndarray] = {"accuracy, full vocabulary": self.answers.correct}
-        if self.answers.correct_label is not None:
-            found["accuracy, label-restricted"] = self.answers.correct_label
-        found["log-probability"] = self.answers.log_probability
-        found["logit difference"] = self.answers.logit_difference
-        if not np.isnan(self.cosine).any():
-            found |= {"cosine with theta": self.cosine, "norm, of theta's": self.norm}
-        return found
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Reconstruction:
-    """One vector, what was put in its place, and what came of it.
-
-    Args:
-        outcomes: whose logit differences are all against the rivals of the zero-shot run: of
-            `zero-shot` (nothing in theta's place), `theta`, `OV`, and, where the model has
-            MLPs, `MLP` and `OV + MLP`.
-        nulls: for `OV` and `MLP` and each kind of null (a random vector of the same `norm`, or of
-            the same `norm and cosine` with theta), the outcome of each draw.
-        shares: the norm of each reconstruction's sum in theta's, where that was set.
-    """
-
-    task: str
-    layer: int
-    split: str
-    settings: Settings
-    outcomes: Mapping[str, Outcome]
-    nulls: Mapping[tuple[str, str], tuple[Outcome, ...]]
-    shares: Mapping[str, float]
-    provenance: Provenance = UNKNOWN
-
-    def recovered(self, part: str, null: str = "") -> Estimate:
-        """The share of theta's gain in log-probability: (part - zero-shot) / (theta - zero-shot).
-
-        With the paired bootstrap interval over queries (2,000 resamples, fixed seed); of a null,
-        the mean of its draws. It is unknown (NaN) where theta gains nothing, and so is its interval
-        where that of theta's gain reaches down to 0.
-        """
-        draws = self._draws(part, null)
-        return self._share(np.stack([draw.answers.log_probability for draw in draws]))
-
-    def table(self) -> pd.DataFrame:
-        """One row a part, null and score: value, 95 % interval over queries, n.
-
-        Of nulls the value is the mean over their `draws`; `lowest` and `highest` are the extreme
-        draws' own values.
-        """
-        about = {"task": self.task, "layer": self.layer, "split": self.split}
-        s = self.settings
-        how = {"reading": s.reading, "norm": s.norm, "attention": s.attention, "rescale": s.rescale}
-        keys = [(part, "") for part in self.outcomes] + list(self.nulls)
-        return pd.DataFrame(
-            about
-            | {"part": part, "null": null}
-            | row
-            | how
-            | {"mlp_state": s.mlp_state, "share": self.shares.get(part)}
-            | self.provenance.columns()
-            for part, null in keys
-            for row in self._rows(part, null)
-        )
-
-    def _draws(self, part: str, null: str) -> tuple[Outcome, ...]:
-        found = self.nulls.get((part, null)) if null else (self.outcomes.get(part),)
-        if not found or found[0] is None:
-            known = [*self.outcomes, *(f"{p} with null {kind!r}" for p, kind in self.nulls)]
-            raise InvalidInput(
-                f"There is no {part!r}{f' with null {null!r}' if null else ''} in this "
-                f"reconstruction; it has {', '.join(known)}."
-            )
-        return tuple(one for one in found if one is not None)
-
-    def _rows(self, part: str, null: str) -> list[dict[str, object]]:
-        draws = self._draws(part, null)
-        each = [draw.scores() for draw in draws]
-        rows = []
-        for score in each[0]:
-            values = np.stack([scores[score] for scores in each])
-            is_share = values.dtype == np.bool_
-            found = mean_share(values.T) if is_share else mean(values.mean(axis=0))
-            rows.append(_row(score, found, values.mean(axis=1)))
-        log_p = np.stack([draw.answers.log_probability for draw in draws])
-        alone = np.array([_gained(one, self._gain) for one in log_p - self._base])
-        return [*rows, _row(RECOVERED, self._share(log_p), alone)]
-
-    @property
-    def _base(self) -> Float[np.ndarray, " query"]:
-        return self.outcomes[ZERO].answers.log_probability
-
-    @property
-    def _gain(self) -> Float[np.ndarray, " query"]:
-        gain: Float[np.ndarray, " query"] = self.outcomes[FULL].answers.log_probability - self._base
-        return gain
-
-    def _share(self, log_p: Float[np.ndarray, "draw query"]) -> Estimate:
-        part, whole = log_p.mean(axis=0) - self._base, self._gain
-        value, low, high = _gained(part, whole), np.nan, np.nan
-        if mean(whole).low > 0:
-            rng = np.random.default_rng(0)
-            drawn = rng.integers(len(whole), size=(RESAMPLES, len(whole)))
-            ratios = part[drawn].mean(axis=1) / whole[drawn].mean(axis=1)
-            low, high = np.quantile(ratios, (0.025, 0.975))
-        return Estimate(value=value, low=float(low), high=float(high), n=len(whole))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ReconstructionByLayer:
-    """The reconstructions of vectors of several layers, in rising order (protocol L4)."""
-
-    layers: tuple[Reconstruction, ...]
-
-    def table(self) -> pd.DataFrame:
-        """The tables of all layers in one."""
-        return pd.concat([one.table() for one in self.layers], ignore_index=True)
-
-
-def _gained(part: Float[np.ndarray, " query"], whole: Float[np.ndarray, " query"]) -> float:
-    gain = float(whole.mean())
-    return float(part.mean()) / gain if gain > 0 else float("nan")
-
-
-def _row(score: str, found: Estimate, draws: Float[np.ndarray, " draw"]) -> dict[str, object]:
-    numbers = {"value": found.value, "low": found.low, "high": found.high, "n": found.n}
-    spread = {"draws": len(draws), "lowest": draws.min(), "highest": draws.max()}
-    return {"score": score} | numbers | spread
 
 
 def reconstruct_ov(
@@ -403,29 +264,21 @@ def _scores(
     rows: Rows,
     against: Int[Tensor, "query rival"],
 ) -> Float[Tensor, "query score"]:
-    """Answers' four scores (the second NaN for open answers), cosine with theta, and norm."""
+    """The columns of `Answers`, cosine with theta, and norm."""
     states = _states(model, subject, prompts, rows)
-    a = Answers.of(unembedded(model, states[None])[0], prompts, against)
-    label = np.full(len(prompts), np.nan) if a.correct_label is None else a.correct_label
+    answers = Answers.of(unembedded(model, states[None])[0], prompts, against)
     cosine = norm = torch.full((len(prompts),), torch.nan)
     if rows:
         total = subject.as_seen(model, ov.summed(rows)).double()
         theta = subject.as_seen(model, subject.theta).to(total)
         cosine = torch.cosine_similarity(total, theta, dim=1)
         norm = total.norm(dim=1) / theta.norm()
-    of_answers = [a.correct, label, a.log_probability, a.logit_difference]
-    columns = [*of_answers, cosine.cpu().numpy(), norm.cpu().numpy()]
-    return torch.from_numpy(np.stack(columns, axis=1).astype(float))
+    return torch.cat([answers.columns(), torch.stack([cosine, norm], dim=1).cpu().double()], dim=1)
 
 
 def _outcome(scores: Float[Tensor, "query score"], *, closed: bool) -> Outcome:
-    correct, label, log_p, difference, cosine, norm = scores.numpy().T
-    answers = Answers(
-        correct=correct.astype(bool),
-        correct_label=label.astype(bool) if closed else None,
-        log_probability=log_p,
-        logit_difference=difference,
-    )
+    answers = Answers.of_columns(scores[:, :-2], closed=closed)
+    cosine, norm = scores[:, -2:].numpy().T
     return Outcome(answers=answers, cosine=cosine, norm=norm)
 
 

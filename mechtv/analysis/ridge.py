@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.intervals import LEVEL, RESAMPLES, Estimate, mean
+from mechtv.evaluation.intervals import Estimate, mean, ratio
 
 LEAST, MOST, STEPS = -16.0, 1.0, 69  # powers of ten, and how many from one to the other
 
@@ -76,21 +75,14 @@ class HeldOut:
         return cls(**found)
 
     def r2(self, *, centred: bool = False) -> Estimate:
-        """1 - Σ errors / Σ totals, with the percentile bootstrap interval over samples."""
+        """1 - Σ errors / Σ totals, with the percentile bootstrap interval over samples.
+
+        Not a number where there is nothing to be explained.
+        """
         errors = self.centred_errors if centred else self.errors
         totals = self.centred_totals if centred else self.totals
-        interval = stats.bootstrap(
-            (errors, totals),
-            _explained,
-            paired=True,
-            confidence_level=LEVEL,
-            n_resamples=RESAMPLES,
-            method="percentile",
-            rng=np.random.default_rng(0),
-        ).confidence_interval
-        value = float(_explained(errors, totals))
-        low, high = float(interval.low), float(interval.high)
-        return Estimate(value=value, low=low, high=high, n=len(errors))
+        left = ratio(errors, totals)
+        return Estimate(value=1 - left.value, low=1 - left.high, high=1 - left.low, n=left.n)
 
     def cosine(self, *, centred: bool = False) -> Estimate:
         """The mean cosine over samples, with its interval."""
@@ -182,13 +174,3 @@ def _best(
     ridges = s.max().square() * torch.logspace(LEAST, MOST, STEPS, dtype=s.dtype)
     scores = generalised_scores(ridges, s, inner, outside, n=n, free=free)
     return float(ridges[scores.argmin()])
-
-
-def _explained(
-    errors: Float[np.ndarray, "*resample sample"],
-    totals: Float[np.ndarray, "*resample sample"],
-    axis: int = -1,
-) -> Float[np.ndarray, "*resample"]:
-    """R²; not a number where nothing is there to be explained."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(1 - errors.sum(axis=axis) / totals.sum(axis=axis))

@@ -101,6 +101,42 @@ def intervals_of_means(
     return np.asarray(found.low), np.asarray(found.high)
 
 
+def ratio(part: Float[np.ndarray, " query"], whole: Float[np.ndarray, " query"]) -> Estimate:
+    """The mean of a part over that of the whole, paired, with the interval by bootstrap.
+
+    It is NaN where the mean of the whole is 0; for its interval see `intervals_of_ratios`.
+
+    Raises:
+        InvalidInput: if there are no queries.
+    """
+    _check_some(whole)
+    total = float(whole.mean())
+    low, high = intervals_of_ratios(part, whole)
+    value = float(part.mean()) / total if total else math.nan
+    return Estimate(value=value, low=float(low), high=float(high), n=len(whole))
+
+
+def intervals_of_ratios(
+    parts: Float[np.ndarray, "*many query"], whole: Float[np.ndarray, " query"]
+) -> tuple[Float[np.ndarray, "*many"], Float[np.ndarray, "*many"]]:
+    """The percentile bootstrap of each part's mean over the mean of the whole, on the same queries.
+
+    All parts and the whole share their resamples (2,000, fixed seed). Where the whole's own
+    interval contains 0, that of a ratio says nothing: NaN.
+    """
+    unknown = np.full(parts.shape[:-1], np.nan)
+    least, most = intervals_of_means(whole)
+    if not (least > 0 or most < 0):
+        return unknown, unknown
+    n = len(whole)
+    weights = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
+    with np.errstate(divide="ignore", invalid="ignore"):  # in a few the whole may be 0
+        ratios = (parts @ weights.T) / (weights @ whole)
+    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    low, high = np.nanquantile(ratios, ends, axis=-1, method="nearest")
+    return np.asarray(low), np.asarray(high)
+
+
 def compare_shares(
     first: Bool[np.ndarray, " query"], second: Bool[np.ndarray, " query"]
 ) -> Comparison:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from mechtv.analysis.reconstruction import (
+from mechtv.analysis.reconstructed import (
     BOTH,
     FULL,
     MLP,

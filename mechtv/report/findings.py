@@ -14,7 +14,7 @@ from mechtv.analysis.linearity import Linearity
 from mechtv.analysis.logit_lens import Lens
 from mechtv.analysis.propagation import FULL, MAPPED, MEAN_EFFECT, Propagation
 from mechtv.analysis.readers import READERS, Readers
-from mechtv.analysis.reconstruction import Reconstruction
+from mechtv.analysis.reconstructed import Reconstruction
 from mechtv.analysis.rotation import COSINE_Q, STRETCH, RotationStretch
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.style import estimate_text, fixed

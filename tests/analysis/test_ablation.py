@@ -15,7 +15,7 @@ import mechtv
 from mechtv.analysis.ablation import Ablation, ablate_heads
 from mechtv.analysis.answers import Answers, rivals
 from mechtv.analysis.circuits import output_bias
-from mechtv.errors import InvalidInput
+from mechtv.errors import InvalidInput, UnknownName
 from mechtv.evaluation import evaluate
 from mechtv.forward import last_logits
 from mechtv.methods import extract_hidden_state
@@ -297,9 +297,9 @@ def test_ablated_and_intact_are_compared_on_the_same_queries():
     assert found.compare().difference.value == pytest.approx(difference.mean())
     hits = found.compare("accuracy, full vocabulary")
     assert (hits.test, hits.difference.value) == ("McNemar, exact", pytest.approx(-0.6))
-    with pytest.raises(InvalidInput, match="score='label' is unknown here; use accuracy, full"):
+    with pytest.raises(UnknownName, match="no score named 'label'; known: accuracy, full"):
         found.compare("label")
-    with pytest.raises(InvalidInput, match="unknown here"):
+    with pytest.raises(UnknownName, match="no score named 'accuracy, label-restricted'"):
         found.random_values("accuracy, label-restricted")
 
 

@@ -10,7 +10,7 @@ from builders import FAMILIES
 from evaluation.invented import LABELS, model_of, task_of
 
 from mechtv.analysis.answers import Answers, contrast, rivals
-from mechtv.errors import InvalidInput
+from mechtv.errors import InvalidInput, UnknownName
 from mechtv.forward import capture, run
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors import Site
@@ -112,3 +112,25 @@ def test_the_contrast_is_the_logit_difference_but_for_the_unembeddings_bias(fami
     shift = bias[prompts.first_answer_tokens] - bias[against].mean(dim=1)
     np.testing.assert_allclose(found + shift, wanted, atol=1e-9)
     assert (float(shift.abs().max()) > 1e-3) == (family == "phi")
+
+
+@pytest.mark.parametrize("labels", [(), (0, 2, 3)], ids=["open", "closed"])
+def test_columns_hold_all_scores(labels) -> None:
+    answers = Answers.of(LOGITS, prompts_with(((3,), (2,)), labels=labels))
+    columns = answers.columns()
+    assert columns.shape == (2, 4)
+    assert columns.dtype == torch.float64
+    back = Answers.of_columns(columns, closed=bool(labels))
+    assert back.scores().keys() == answers.scores().keys()
+    for name, values in answers.scores().items():
+        assert back.values(name).dtype == values.dtype
+        assert back.values(name).tolist() == values.tolist()
+
+
+def test_a_score_is_asked_for_by_the_name_that_the_table_has() -> None:
+    answers = Answers.of(LOGITS, prompts_with(((1, 2), (2,))))
+    assert list(answers.scores()) == answers.table()["score"].tolist()
+    assert answers.values("accuracy, full vocabulary").tolist() == [True, False]
+    assert answers.values("logit difference").tolist() == [1, -4]
+    with pytest.raises(UnknownName, match="no score named 'accuracy, label-restricted'; did you"):
+        answers.values("accuracy, label-restricted")

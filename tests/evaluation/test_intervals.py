@@ -13,7 +13,9 @@ from mechtv.evaluation.intervals import (
     Estimate,
     compare_means,
     compare_shares,
+    intervals_of_ratios,
     mean_share,
+    ratio,
     share,
 )
 from mechtv.evaluation.intervals import mean as mean_of
@@ -124,6 +126,54 @@ def test_equal_values_have_no_uncertainty_and_one_value_has_an_unknown_one():
     assert alone.value == 2.5
     assert isnan(alone.low)
     assert isnan(alone.high)
+
+
+def ratios_by_hand(part, whole, n_draws=4000):
+    """One resample at a time, with other draws."""
+    rng, found = np.random.default_rng(7), []
+    for _ in range(n_draws):
+        chosen = rng.integers(len(whole), size=len(whole))
+        found.append(sum(part[i] for i in chosen) / sum(whole[i] for i in chosen))
+    return np.quantile(found, [0.025, 0.975])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_ratios_are_resampled_as_pairs(sign):
+    draw = np.random.default_rng(6)
+    whole = sign * draw.normal(2, 1, size=25)
+    parts = np.stack([0.5 * whole + draw.normal(0, 0.2, size=25), draw.normal(1, 1, size=25)])
+    lows, highs = intervals_of_ratios(parts, whole)
+    for part, low, high in zip(parts, lows, highs, strict=True):
+        wanted = ratios_by_hand(part, whole)
+        assert (low, high) == pytest.approx(wanted, abs=0.1 * (wanted[1] - wanted[0]))
+        alone = ratio(part, whole)
+        assert (alone.value, alone.n) == (pytest.approx(part.sum() / whole.sum()), 25)
+        assert (alone.low, alone.high) == pytest.approx((low, high), abs=1e-12)
+    many = intervals_of_ratios(np.stack([parts, 2 * parts]), whole)
+    np.testing.assert_allclose(many, [[lows, 2 * lows], [highs, 2 * highs]])
+    certain = ratio(3 * whole, whole)
+    assert (certain.low, certain.value, certain.high) == pytest.approx((3, 3, 3), abs=1e-12)
+
+
+def test_a_ratio_to_what_may_be_nothing_has_no_interval():
+    part = np.array([1.0, 2.0, 3.0, 4.0])
+    unsure = ratio(part, np.array([3.0, -2.0, 2.5, -1.5]))
+    assert unsure.value == 5
+    assert np.isnan([unsure.low, unsure.high]).all()
+    nothing = ratio(part, np.zeros(4))
+    assert np.isnan([nothing.value, nothing.low, nothing.high]).all()
+    one = ratio(part[:1], part[:1])
+    assert (one.value, one.n) == (1, 1)
+    assert np.isnan([one.low, one.high]).all()
+    with pytest.raises(InvalidInput, match="There are no queries to average over"):
+        ratio(part[:0], part[:0])
+
+
+def test_a_resample_without_any_whole_is_left_out():
+    """Of four queries one has none of the whole: a resample in 256 is of that one alone."""
+    whole = np.array([0.0, 1.0, 1.0, 1.0])
+    low, high = intervals_of_ratios(whole[None], whole)
+    assert (low[0], high[0]) == pytest.approx((1, 1))
 
 
 def test_an_interval_covers_the_truth_as_often_as_it_says():

@@ -6,7 +6,7 @@ import pytest
 
 from mechtv.analysis.answers import Answers
 from mechtv.analysis.ov import Settings
-from mechtv.analysis.reconstruction import Outcome, Reconstruction, ReconstructionByLayer
+from mechtv.analysis.reconstructed import Outcome, Reconstruction, ReconstructionByLayer
 from mechtv.evaluation.provenance import Provenance
 from mechtv.plots.reconstruction import reconstruction
 
