@@ -71,10 +71,13 @@ if TYPE_CHECKING:
     from mechtv.study import (
         Explanation,
         MethodComparison,
+        Study,
+        StudyResults,
         compare_methods,
         dntp_accuracy_correlation,
         explain,
         flexibility,
+        run_study,
     )
     from mechtv.tasks import Example, Task, Template, get_task, list_tasks, regression_task
     from mechtv.tasks.prompts import Prompts
@@ -152,10 +155,13 @@ _HOMES = {
     "mechtv.study": (
         "Explanation",
         "MethodComparison",
+        "Study",
+        "StudyResults",
         "compare_methods",
         "dntp_accuracy_correlation",
         "explain",
         "flexibility",
+        "run_study",
     ),
     "mechtv.tasks": ("Example", "Task", "Template", "get_task", "list_tasks", "regression_task"),
     "mechtv.tasks.prompts": ("Prompts",),
@@ -199,6 +205,8 @@ __all__ = [
     "Replace",
     "ResidualMLP",
     "Site",
+    "Study",
+    "StudyResults",
     "Task",
     "TaskVector",
     "Template",
@@ -249,6 +257,7 @@ __all__ = [
     "reconstruct_ov",
     "regression_task",
     "rotation_stretch",
+    "run_study",
     "task_alignment",
     "train_baseline",
     "transfer_matrix",

@@ -16,6 +16,14 @@ class InvalidInput(MechtvError, ValueError):
     """A value that cannot be used, with the values that can."""
 
 
+class CannotWrite(InvalidInput):
+    """A file that cannot be written, and why; what was written before it is safe."""
+
+
+class Interrupted(MechtvError, RuntimeError):
+    """Long work that cannot go on; what was finished is kept, and how to go on is said."""
+
+
 class UnknownName(MechtvError, KeyError):
     """A name that is in no registry, with the names closest to it."""
 

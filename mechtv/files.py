@@ -1,27 +1,65 @@
-"""Files that are whole or not there: written under a temporary name, then renamed."""
+"""Files that are whole or not there: written under a temporary name, then put in their place."""
 
+import errno
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from mechtv.errors import InvalidInput
+from mechtv.errors import CannotWrite
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 def write_whole(path: str | Path, content: bytes) -> Path:
     """Write `content` to `path` so that no reader ever sees a part of it.
 
     Raises:
-        InvalidInput: if the folder does not exist or cannot be written.
+        CannotWrite: if the folder does not exist or cannot be written, or the disk is full.
     """
     path = Path(path)
+    with _written(path, content) as temporary:
+        os.replace(temporary, path)
+    return path
+
+
+def write_once(path: str | Path, content: bytes) -> bool:
+    """As `write_whole`, but a file that is there already stays; then False is returned.
+
+    Of several writers at once the first wins. What was written outlives a loss of power. Where a
+    file system has no hard links the last one wins.
+
+    Raises:
+        CannotWrite: if the folder does not exist or cannot be written, or the disk is full.
+    """
+    path = Path(path)
+    with _written(path, content, lasting=True) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            os.replace(temporary, path)
+    return True
+
+
+@contextmanager
+def _written(path: Path, content: bytes, *, lasting: bool = False) -> Iterator[Path]:
+    """The content in a file beside `path`, which is gone afterwards."""
     if not path.parent.is_dir():
-        raise InvalidInput(f"There is no folder {str(path.parent)!r} to write {path.name!r} into.")
+        raise CannotWrite(f"There is no folder {str(path.parent)!r} to write {path.name!r} into.")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with temporary.open("wb") as file:
+            file.write(content)
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
+        yield temporary
     except OSError as error:
-        raise InvalidInput(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+        raise CannotWrite(f"{str(path)!r} cannot be written: {error.strerror}.") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return path

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from mechtv.cli import commands, of_vectors  # noqa: F401 - they put their commands into the app
+from mechtv.cli import commands, of_vectors, studies  # noqa: F401 - they put commands into the app
 from mechtv.cli.options import app
 
 __all__ = ["app", "main"]

@@ -68,6 +68,15 @@ def method_named(name: str) -> Method:
     return METHODS[name]
 
 
+def takes(name: str, option: str) -> bool:
+    """Whether a method has an option of that name.
+
+    Raises:
+        UnknownName: if there is no such method.
+    """
+    return option in signature(method_named(name).make).parameters
+
+
 def check_options(name: str, options: Mapping[str, Any], also_set: Collection[str] = ()) -> None:
     """Refuse options that a method does not have, or that its caller sets for it.
 

@@ -12,8 +12,8 @@ from mechtv.plots.reference import reference_traces
 from mechtv.plots.scores import FULL, Scale, about_rows, by_method, hovers, lines_without
 from mechtv.plots.style import INK, error_bars, identity, look_of, plain
 from mechtv.study import MethodComparison
-from mechtv.study.compare import REFERENCES
 from mechtv.study.correlation import rows_with
+from mechtv.study.scoring import REFERENCES
 
 GROUPS = 6  # groups of bars side by side
 WIDEST = 14  # characters of a tick's line

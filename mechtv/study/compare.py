@@ -3,26 +3,23 @@
 Each (task, method, layer) is a cell; finished cells are kept in a folder and not computed again.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
-from mechtv.evaluation.accuracy import evaluate
-from mechtv.evaluation.scoring import Scorer
 from mechtv.methods.layers import as_layers
-from mechtv.methods.registry import METHODS, Method, check_options, method_named
+from mechtv.methods.registry import METHODS, check_options, method_named
 from mechtv.overview import evenly_spread
 from mechtv.progress import progress_bar
-from mechtv.study.store import Key, Row, Store, key_of
+from mechtv.study.scoring import REFERENCES, Bench, Row, layers_of
+from mechtv.study.store import Key, Store, key_of
 from mechtv.tasks.task import Task
-from mechtv.vectors.vector import TaskVector
 
-REFERENCES = ("zero-shot", "in-context")
 CHOOSES = {True: "accuracy, label-restricted", False: "accuracy, full vocabulary"}
 
 Options = Mapping[str, Mapping[str, Any]]
@@ -126,14 +123,22 @@ def compare_methods(
     _check(names, tasks, options)
     depths = as_layers(evenly_spread(model.cfg.n_layers) if layers is None else layers)
     store, rows = Store(folder), []
-    total = len(tasks) * sum(len(_layers_of(name, depths)) for name in (*REFERENCES, *names))
+    total = len(tasks) * sum(len(layers_of(name, depths)) for name in (*REFERENCES, *names))
     with progress_bar(title="cells", total=total, show=progress) as bar:
         for task in tasks:
-            cells = _Cells(
-                model, task, shots, n, n_validation, options, store, seed=seed, progress=progress
+            bench = Bench(
+                model,
+                task,
+                shots=shots,
+                n=n,
+                n_validation=n_validation,
+                seed=seed,
+                progress=progress,
             )
+            key = partial(key_of, model, task, shots=shots, seed=seed)
+            cells = _Cells(bench, options, store, key)
             for name in (*REFERENCES, *names):
-                for found, is_new in cells.of(name, _layers_of(name, depths)):
+                for found, is_new in cells.of(name, layers_of(name, depths)):
                     rows += found
                     bar.update()
                     if is_new and on_finished is not None:
@@ -141,137 +146,32 @@ def compare_methods(
     return MethodComparison(rows=pd.DataFrame(rows).astype({"layer": "Int64"}))
 
 
-def _layers_of(name: str, depths: tuple[int, ...]) -> tuple[int | None, ...]:
-    return depths if name not in REFERENCES and METHODS[name].has_layer else (None,)
-
-
 class _Cells:
-    """The cells of one task; prompts and costly parts are made when the first new cell asks."""
+    """The cells of one task, looked up in the store or made."""
 
     def __init__(
-        self,
-        model: TransformerBridge,
-        task: Task,
-        shots: int,
-        n: int | None,
-        n_validation: int | None,
-        options: Options,
-        store: Store,
-        *,
-        seed: int,
-        progress: bool | None,
+        self, bench: Bench, options: Options, store: Store, key: Callable[..., Key]
     ) -> None:
-        self.model, self.task = model, task
-        splits = task.splits(seed)
-        self._shots = shots
-        self._n = len(splits.test) if n is None else min(n, len(splits.test))
-        held = len(splits.validation)
-        self._n_validation = held if n_validation is None else min(n_validation, held)
-        self._options, self._store = options, store
-        self._seed, self._progress = seed, progress
-        self._made: Scorer | None = None
+        self._bench, self._options, self._store, self._key = bench, options, store, key
 
     def of(self, name: str, layers: Sequence[int | None]) -> Iterator[tuple[list[Row], bool]]:
         """Each layer's rows, and whether they are new."""
-        make = None if name in REFERENCES else _Maker(self, method_named(name), name)
+        options = dict(self._options.get(name, {}))
+        make = self._bench.maker(name, options)
         for layer in layers:
-            key = self._key(name, layer)
+            key = self._key(
+                method=name,
+                layer=layer,
+                n=self._bench.n,
+                n_validation=self._bench.n_validation,
+                options=options,
+            )
             rows = self._store.rows(key)
             is_new = rows is None
             if rows is None:
-                vector, seconds = (None, 0.0) if make is None else make(layer)
-                rows = self._scored(name, layer, vector, seconds)
-                path = self._store.path(key, ".safetensors")
-                if vector is not None and path is not None:
-                    vector.save(path)
-                self._store.keep(key, rows)
+                rows, vector = self._bench.cell(name, make, layer)
+                self._store.keep(key, rows, vector)
             yield rows, is_new
-
-    def _scored(
-        self, name: str, layer: int | None, vector: TaskVector | None, seconds: float
-    ) -> list[Row]:
-        scores = self._scorer.score(name, vector)
-        tables = [scores.table()]
-        if vector is not None and layer is not None:
-            validation = evaluate(
-                self.model,
-                self.task,
-                vector,
-                split="validation",
-                n=self._n_validation,
-                seed=self._seed,
-                progress=False,
-            )
-            tables.append(validation.table())
-        about = {
-            "method": name,
-            "layer": layer,
-            "parameters": 0 if vector is None else vector.n_parameters,
-            "seconds_to_fit": round(seconds, 3),
-            "seconds_per_query": round(scores.seconds_per_query, 5),
-        }
-        table = pd.concat(tables, ignore_index=True).drop(columns=["setting", "tokens"])
-        table["split"] = table["split"].fillna("test")
-        columns = ["task", "split", "score", "value", "low", "high", "n", "shots"]
-        origin = ["model", "revision", "weights", "template", "seed"]
-        return [
-            {**{c: row[c] for c in columns}, **about, **{c: row[c] for c in origin}}
-            for row in table.to_dict("records")
-        ]
-
-    def options_of(self, name: str) -> dict[str, Any]:
-        """What a method is called with."""
-        own = dict(self._options.get(name, {}))
-        return {"seed": self._seed, "progress": self._progress} | own
-
-    @property
-    def _scorer(self) -> Scorer:
-        if self._made is None:
-            self._made = Scorer(
-                self.model,
-                self.task,
-                shots=self._shots,
-                n=self._n,
-                seed=self._seed,
-                progress=self._progress,
-            )
-        return self._made
-
-    def _key(self, name: str, layer: int | None) -> Key:
-        return key_of(
-            self.model,
-            self.task,
-            method=name,
-            layer=layer,
-            shots=self._shots,
-            n=self._n,
-            n_validation=self._n_validation,
-            options=dict(self._options.get(name, {})),
-            seed=self._seed,
-        )
-
-
-class _Maker:
-    """Makes one method's vectors; what its layers share is made once, and timed with each."""
-
-    def __init__(self, cells: _Cells, method: Method, name: str) -> None:
-        self._method, self._model, self._task = method, cells.model, cells.task
-        self._options = cells.options_of(name)
-        self._shared: dict[str, Any] | None = None
-        self._shared_seconds = 0.0
-
-    def __call__(self, layer: int | None) -> tuple[TaskVector, float]:
-        """The vector of a layer, and how many seconds it takes by itself."""
-        began = time.perf_counter()
-        if self._shared is None:
-            prepare = self._method.shared
-            known = {} if prepare is None else prepare(self._model, self._task, **self._options)
-            self._shared, self._shared_seconds = known, time.perf_counter() - began
-            began = time.perf_counter()
-        where = () if layer is None else (layer,)
-        options = self._options | self._shared
-        vector = self._method.make(self._model, self._task, *where, **options)
-        return vector, self._shared_seconds + time.perf_counter() - began
 
 
 def _rank(rows: pd.DataFrame, layer: Any) -> tuple[float, float]:

@@ -17,7 +17,8 @@ from scipy import stats
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.dntp import Over
 from mechtv.evaluation.intervals import LEVEL, RESAMPLES, Estimate
-from mechtv.study.compare import CHOOSES, REFERENCES, MethodComparison
+from mechtv.study.compare import CHOOSES, MethodComparison
+from mechtv.study.scoring import REFERENCES
 
 ALL_TASKS = "all tasks"
 FEWEST = 3

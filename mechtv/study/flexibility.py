@@ -21,7 +21,8 @@ from mechtv.methods.learned import learn
 from mechtv.methods.registry import METHODS as REGISTRY
 from mechtv.methods.registry import check_options
 from mechtv.progress import progress_bar
-from mechtv.study.store import Row, Store, key_of
+from mechtv.study.scoring import Row
+from mechtv.study.store import Store, key_of
 from mechtv.tasks.task import Task
 from mechtv.vectors.vector import TaskVector
 

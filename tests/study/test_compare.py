@@ -14,8 +14,7 @@ from mechtv.evaluation import dntp, evaluate
 from mechtv.methods import extract_function_vector, extract_hidden_state
 from mechtv.methods.linear import fit_linear
 from mechtv.methods.registry import METHODS, Method
-from mechtv.study import MethodComparison, compare_methods
-from mechtv.study import compare as module
+from mechtv.study import MethodComparison, compare_methods, scoring
 from mechtv.vectors import TaskVector
 
 OPTIONS = {
@@ -142,7 +141,7 @@ def test_a_second_run_computes_nothing_and_an_interrupted_one_goes_on(tmp_path, 
     first = run(on_finished=told.append).table()
     assert made == [0, 2, 2]
     assert len(told) == 4
-    monkeypatch.setattr(module, "Scorer", None)
+    monkeypatch.setattr(scoring, "Scorer", None)
     again = run(on_finished=told.append).table()
     assert made == [0, 2, 2]
     assert len(told) == 4

@@ -1,0 +1,166 @@
+"""Cells that share a model, a task and a seed: they are computed one after another, in one place.
+
+The model is opened once a process; prompts, the in-context run and a method's costly parts are made
+once a group. Any number of processes may be at one folder: each takes cells that no other is at.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from transformer_lens.model_bridge import TransformerBridge
+
+from mechtv.errors import CannotWrite
+from mechtv.study.grid import Cell, Study
+from mechtv.study.scoring import Bench, Maker, Row
+from mechtv.study.specs import ModelSpec
+from mechtv.study.store import Key, Store
+from mechtv.vectors.vector import TaskVector
+
+logger = logging.getLogger(__name__)
+
+CELLS, LOCK = "cells", ".lock"
+
+OnFinished = Callable[[Cell], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Some cells of one model, task and seed, in the study's order."""
+
+    cells: tuple[Cell, ...]
+
+    def halves(self) -> "tuple[Group, Group]":
+        """Two groups, the one with the earlier cells first."""
+        middle = len(self.cells) // 2
+        return Group(cells=self.cells[:middle]), Group(cells=self.cells[middle:])
+
+
+def grouped(cells: Sequence[Cell], at_least: int = 1) -> list[Group]:
+    """The cells in groups, the largest cut in halves until there are `at_least` so many."""
+    groups = [Group(cells=tuple(own)) for _, own in groupby(cells, key=_shared)]
+    while len(groups) < min(at_least, len(cells)):
+        largest = max(range(len(groups)), key=lambda number: len(groups[number].cells))
+        groups[largest : largest + 1] = groups[largest].halves()
+    return groups
+
+
+def compute(
+    study: Study,
+    group: Group,
+    folder: str | Path,
+    *,
+    device: str | None = None,
+    progress: bool | None = False,
+    on_finished: OnFinished | None = None,
+) -> None:
+    """Compute those cells of a group that the folder lacks, and keep each as soon as it is done.
+
+    A cell that raises an error is written down as failed, and the next one is computed. What is
+    failed already is not tried again. Cells that another process is at are waited for.
+
+    Raises:
+        CannotWrite: if the disk is full, or the folder cannot be written.
+    """
+    worker = _Worker(study, Store(Path(folder) / CELLS), device, progress)
+    later = []
+    for cell in group.cells:
+        if not worker.do(cell, wait=False):
+            later.append(cell)
+        elif on_finished is not None:
+            on_finished(cell)
+    for cell in later:
+        worker.do(cell, wait=True)
+        if on_finished is not None:
+            on_finished(cell)
+
+
+class _Worker:
+    """What the cells of a group share, made when the first missing one asks."""
+
+    def __init__(
+        self, study: Study, store: Store, device: str | None, progress: bool | None
+    ) -> None:
+        self._study, self._store = study, store
+        self._device, self._progress = device, progress
+        self._bench: Bench | None = None
+        self._makers: dict[str, Maker | None] = {}
+
+    def do(self, cell: Cell, *, wait: bool) -> bool:
+        """See to it that a cell is there, or failed; False if another process is at it."""
+        key = self._study.key(cell)
+        if self._there(key):
+            return True
+        with _alone(self._store.path(key, LOCK), wait=wait) as is_alone:
+            if is_alone and not self._there(key):
+                self._compute(cell, key)
+        return is_alone
+
+    def _there(self, key: Key) -> bool:
+        return self._store.rows(key) is not None or self._store.failure(key) is not None
+
+    def _compute(self, cell: Cell, key: Key) -> None:
+        try:
+            rows, vector = self._made(cell)
+        except CannotWrite:
+            raise
+        except Exception as error:
+            logger.warning("%s failed: %s: %s", cell, type(error).__name__, error)
+            self._store.fail(key, error)
+        else:
+            self._store.keep(key, rows, vector)
+
+    def _made(self, cell: Cell) -> tuple[list[Row], TaskVector | None]:
+        if self._bench is None:
+            self._bench = Bench(
+                opened(cell.model, self._device),
+                cell.task.load(),
+                shots=self._study.shots,
+                n=self._study.n,
+                n_validation=self._study.n_validation,
+                seed=cell.seed,
+                progress=self._progress,
+            )
+        alike = f"{cell.method.title} {cell.positions}"
+        if alike not in self._makers:
+            self._makers[alike] = self._bench.maker(cell.method.name, cell.options())
+        return self._bench.cell(cell.method.name, self._makers[alike], cell.layer)
+
+
+@lru_cache(maxsize=1)
+def opened(model: ModelSpec, device: str | None) -> TransformerBridge:
+    """The model, which stays open in this process until another one is asked for."""
+    return model.open(device)
+
+
+@contextmanager
+def _alone(path: Path | None, *, wait: bool) -> Iterator[bool]:
+    """Hold a cell's lock, which the system frees if the process is killed.
+
+    The file is removed while it is held. Who then gets the lock of the removed file finds the cell
+    there.
+    """
+    assert path is not None
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        yield False
+        return
+    except OSError as error:
+        raise CannotWrite(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+    try:
+        yield True
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
+def _shared(cell: Cell) -> tuple[Any, ...]:
+    return cell.model, cell.task, cell.seed
