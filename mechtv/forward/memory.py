@@ -6,10 +6,11 @@ made. What is kept is bounded in bytes, goes with the model, and is dropped when
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import nn
@@ -39,6 +40,15 @@ class Cut:
     suffix: Suffix
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Set:
+    """Prompts' prefixes, each row's number by its key, and the key of all."""
+
+    key: bytes
+    rows: Mapping[bytes, int]
+    prefix: Prefix
+
+
 class Memory:
     """The kept prefixes of one model."""
 
@@ -52,7 +62,8 @@ class Memory:
         self._stamp: Stamp | None = None
         self._fitness: Fitness | None = None
         self._batches: OrderedDict[bytes, Prefix] = OrderedDict()
-        self._sets: list[tuple[dict[bytes, int], Prefix]] = []
+        self._sets: list[_Set] = []
+        self._left: OrderedDict[bytes, _Set] = OrderedDict()  # of blocks that are over
 
     @contextmanager
     def steady(self, model: TransformerBridge) -> Iterator[None]:
@@ -104,12 +115,15 @@ class Memory:
         rectangle: Rectangle,
         *,
         largest: float = LARGEST_SHARE,
+        stays: bool = False,
         show: bool | None = False,
     ) -> Iterator[None]:
         """Keep all of the prompts' prefixes inside the block, for passes over any of the rows.
 
         Args:
             largest: a rectangle that holds a larger share of the pass is not worth it.
+            stays: behind the block keep them as long as there is room, for another such block over
+                exactly these rows.
         """
         entry = self._set(model, prompts, rectangle, largest, show)
         self._sets += [] if entry is None else [entry]
@@ -117,6 +131,9 @@ class Memory:
             yield
         finally:
             self._sets = [other for other in self._sets if other is not entry]
+            if entry is not None and stays:
+                self._left[entry.key] = entry
+                self._make_room()
 
     def stands_side_by_side(self, model: TransformerBridge, cut: Cut) -> bool:
         """Whether variants of a cut pass can run at once."""
@@ -127,13 +144,16 @@ class Memory:
         """Drop what is kept, and what is known of the model."""
         self._batches.clear()
         self._sets.clear()
+        self._left.clear()
         self._stamp = self._fitness = None
         self._looked = False
 
     @property
     def nbytes(self) -> int:
         """The size of what is kept."""
-        return sum(prefix.nbytes for prefix in self._batches.values()) + self._size_of_sets()
+        sets = [*self._sets, *self._left.values()]
+        prefixes = [*self._batches.values(), *(one.prefix for one in sets)]
+        return sum({id(prefix): prefix.nbytes for prefix in prefixes}.values())
 
     def _fitting(
         self, model: TransformerBridge, prompts: Prompts, rectangle: Rectangle
@@ -169,12 +189,16 @@ class Memory:
         rectangle: Rectangle,
         largest: float,
         show: bool | None,
-    ) -> tuple[dict[bytes, int], Prefix] | None:
-        """Each row's number by its key, and the prefixes; None if they are not to be kept."""
+    ) -> "_Set | None":
+        """The rows with their prefixes; None if they are not to be kept."""
         while (fitting := self._fitting(model, prompts, rectangle)) is not None:
             if fitting.share(prompts, model.cfg.n_layers) > largest:
                 return None
             suffix, known = Suffix.of(prompts, fitting), self._known(model)
+            keys = suffix.keys()
+            left = self._left.pop(b"".join(keys), None)
+            if left is not None and left.prefix.layer <= fitting.layer:
+                return left
             if _size(model, suffix, fitting.layer) + self._size_of_sets() > BUDGET.get():
                 known.say(
                     f"The prefixes of {len(prompts)} prompts take more than {BUDGET.get()} bytes; "
@@ -183,17 +207,17 @@ class Memory:
                 return None
             prefix = known.prefix(model, prompts, fitting, suffix, show=show)
             if prefix is not None:
-                return {key: row for row, key in enumerate(suffix.keys())}, prefix
+                return _Set(key=b"".join(keys), rows=dict(zip(keys, count())), prefix=prefix)
         return None
 
     def _size_of_sets(self) -> int:
-        return sum(prefix.nbytes for _, prefix in self._sets)
+        return sum(one.prefix.nbytes for one in self._sets)
 
     def _from_sets(self, keys: Sequence[bytes], suffix: Suffix, layer: int) -> Prefix | None:
-        for rows, prefix in reversed(self._sets):
-            if prefix.layer <= layer and all(key in rows for key in keys):
-                index = torch.tensor([rows[key] for key in keys])
-                return prefix.from_layer(layer).rows(index, suffix.width, suffix.length)
+        for one in reversed(self._sets):
+            if one.prefix.layer <= layer and all(key in one.rows for key in keys):
+                index = torch.tensor([one.rows[key] for key in keys])
+                return one.prefix.from_layer(layer).rows(index, suffix.width, suffix.length)
         return None
 
     def _from_batches(
@@ -213,9 +237,14 @@ class Memory:
                 return None
             self._batches[key] = found
         self._batches.move_to_end(key)
-        while self._batches and self.nbytes > BUDGET.get():
-            self._batches.popitem(last=False)
+        self._make_room()
         return found
+
+    def _make_room(self) -> None:
+        """Drop what no block holds, the oldest first, until the rest is within the budget."""
+        for loose in (self._left, self._batches):
+            while loose and self.nbytes > BUDGET.get():
+                loose.popitem(last=False)
 
 
 _MEMORIES: "weakref.WeakKeyDictionary[TransformerBridge, Memory]" = weakref.WeakKeyDictionary()

@@ -141,6 +141,7 @@ def kept(
     *,
     places: Places | None = None,
     sites: Sequence[Site] = (),
+    stays: bool = False,
     show: bool | None = False,
 ) -> Iterator[None]:
     """Run the prompts once; inside the block, passes over any of their rows begin from there.
@@ -151,12 +152,14 @@ def kept(
         vector: one with edits where those of the passes will be; values do not matter.
         places: the rows and columns whose logits those passes will want; each row's last prompt
             token if None. `sites`: what they will capture.
+        stays: behind the block keep them as long as there is room (see `keep_at_most`), for another
+            block over exactly these prompts, from this layer on or a later one.
         show: a bar; by default none.
     """
     with steady(model) as memory:
         layout = layout_of(prompts, model)
         rectangle = rectangle_around(prompts, vector, layout, places=places, sites=sites)
-        with memory.kept(model, prompts, rectangle, show=show):
+        with memory.kept(model, prompts, rectangle, stays=stays, show=show):
             yield
 
 

@@ -62,7 +62,7 @@ class Answer:
     def prepared(self, vector: TaskVector, show: bool | None) -> AbstractContextManager[None]:
         """With the answers behind the prompts."""
         places = answer_places(self._forced)
-        return kept(self.model, self._forced, vector, places=places, show=show)
+        return kept(self.model, self._forced, vector, places=places, stays=True, show=show)
 
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The cross-entropy of each row's answer."""
@@ -96,7 +96,7 @@ class MatchDistribution:
 
     def prepared(self, vector: TaskVector, show: bool | None) -> AbstractContextManager[None]:
         """The prompts alone."""
-        return kept(self.model, self.prompts, vector, show=show)
+        return kept(self.model, self.prompts, vector, stays=True, show=show)
 
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The divergence of each row, in nats."""
@@ -122,7 +122,7 @@ class MatchState:
 
     def prepared(self, vector: TaskVector, show: bool | None) -> AbstractContextManager[None]:
         """The prompts alone, up to the state."""
-        return kept(self.model, self.prompts, vector, sites=[self.site], show=show)
+        return kept(self.model, self.prompts, vector, sites=[self.site], stays=True, show=show)
 
     def loss(self, vector: TaskVector, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """The mean squared difference of each row, over the width."""

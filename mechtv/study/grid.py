@@ -87,6 +87,7 @@ class Study:
         object.__setattr__(self, "models", _specs(ModelSpec, self.models))
         object.__setattr__(self, "tasks", _specs(TaskSpec, self.tasks))
         object.__setattr__(self, "methods", methods)
+        object.__setattr__(self, "seeds", tuple(self.seeds))
         for name in ("models", "tasks", "methods", "seeds"):
             values = list(getattr(self, name))
             if not values or any(value in values[:i] for i, value in enumerate(values)):

@@ -56,29 +56,31 @@ def compute(
     group: Group,
     folder: str | Path,
     *,
+    wait: bool = True,
     device: str | None = None,
     progress: bool | None = False,
     on_finished: OnFinished | None = None,
-) -> None:
+) -> list[Cell]:
     """Compute those cells of a group that the folder lacks, and keep each as soon as it is done.
 
     A cell that raises an error is written down as failed, and the next one is computed. What is
-    failed already is not tried again. Cells that another process is at are waited for.
+    failed already is not tried again.
+
+    Args:
+        wait: for cells that another process is at, when all others are there.
+
+    Returns:
+        The cells that were not waited for.
 
     Raises:
         CannotWrite: if the disk is full, or the folder cannot be written.
     """
     worker = _Worker(study, Store(Path(folder) / CELLS), device, progress)
-    later = []
-    for cell in group.cells:
-        if not worker.do(cell, wait=False):
-            later.append(cell)
-        elif on_finished is not None:
-            on_finished(cell)
-    for cell in later:
-        worker.do(cell, wait=True)
-        if on_finished is not None:
-            on_finished(cell)
+    busy = list(group.cells)
+    for waiting in (False, True)[: 1 + wait]:
+        there = [cell for cell in busy if worker.do(cell, wait=waiting, on_finished=on_finished)]
+        busy = [cell for cell in busy if cell not in there]
+    return busy
 
 
 class _Worker:
@@ -92,15 +94,18 @@ class _Worker:
         self._bench: Bench | None = None
         self._makers: dict[str, Maker | None] = {}
 
-    def do(self, cell: Cell, *, wait: bool) -> bool:
+    def do(self, cell: Cell, *, wait: bool, on_finished: OnFinished | None) -> bool:
         """See to it that a cell is there, or failed; False if another process is at it."""
         key = self._study.key(cell)
-        if self._there(key):
-            return True
-        with _alone(self._store.path(key, LOCK), wait=wait) as is_alone:
-            if is_alone and not self._there(key):
-                self._compute(cell, key)
-        return is_alone
+        if not self._there(key):
+            with _alone(self._store.path(key, LOCK), wait=wait) as is_alone:
+                if not is_alone:
+                    return False
+                if not self._there(key):
+                    self._compute(cell, key)
+        if on_finished is not None:
+            on_finished(cell)
+        return True
 
     def _there(self, key: Key) -> bool:
         return self._store.rows(key) is not None or self._store.failure(key) is not None

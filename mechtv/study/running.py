@@ -81,7 +81,10 @@ def run_study(
                 if on_finished is not None:
                     on_finished(cell)
 
+            busy = []
             for group in grouped(todo):
+                busy += compute(study, group, folder, wait=False, on_finished=finished)
+            for group in grouped(busy):
                 compute(study, group, folder, on_finished=finished)
     return StudyResults(study=study, folder=folder)
 
