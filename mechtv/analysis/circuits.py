@@ -55,13 +55,13 @@ class Circuits:
 
 
 def frozen(
-    norm: Any, scale: Float[Tensor, "*batch 1"], x: Float[Tensor, "*batch d_model"]
-) -> Float[Tensor, "*batch d_model"]:
+    norm: Any, scale: Float[Tensor, "*#batch 1"], x: Float[Tensor, "*#batch d_model"]
+) -> Float[Tensor, "*#batch d_model"]:
     """The norm as a linear map: its centring and its gain, over a scale seen on a run.
 
     Args:
         norm: one of the bridge's norms, such as `model.blocks[0].ln1`.
-        scale: what its `hook_scale` showed.
+        scale: what its `hook_scale` showed; it is broadcast over the states, or they over it.
     """
     if not norm.uses_rms_norm:
         x = x - x.mean(dim=-1, keepdim=True)

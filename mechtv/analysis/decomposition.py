@@ -259,7 +259,7 @@ def decomposed(
     rescaled = frozen(norm, scale, before) - frozen(norm, scale_of(norm, before), before)
     contributions, norms, left = [], [], after - before
     for part in runs.each():
-        read = frozen(norm, scale[:, None].expand_as(part[..., :1]), part)
+        read = frozen(norm, scale[:, None], part)
         contributions.append(einsum(read, direction, "b part d, b d -> b part"))
         norms.append(subject.as_seen(model, part).norm(dim=-1))
         left = left - part.sum(dim=1)
@@ -332,7 +332,7 @@ class Runs:
             return
         new, old = (run[f"{name}.hook_scale"][:, None] for run in (self.after, self.before))
         output = self.before[f"{name}.hook_in"][:, None]
-        yield frozen(norm, new.expand_as(parts[..., :1]), parts)
+        yield frozen(norm, new, parts)
         yield frozen(norm, new, output) - frozen(norm, old, output)
 
     def _change(self, name: str) -> Tensor:

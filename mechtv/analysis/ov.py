@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal, get_args
 
 import torch
-from einops import einsum, repeat
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
@@ -230,9 +230,7 @@ def _block(
         weights = seen[block + "attn.hook_pattern"].to(made)
         made = einsum(made, weights, "query head d, query head -> query head d")
     if settings.norm == "frozen" and after is not None:
-        scale = seen[block + "ln1_post.hook_scale"]
-        scale = repeat(scale, "query one -> query head one", head=made.shape[1])
-        made = frozen(after, scale, made)
+        made = frozen(after, seen[block + "ln1_post.hook_scale"][:, None], made)
     return made
 
 

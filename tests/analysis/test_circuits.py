@@ -125,6 +125,15 @@ def test_the_frozen_norm_is_linear_and_centres_where_the_norm_does(family) -> No
     assert (float(constant.abs().max()) < 1e-12) == (family in LAYER_NORM)
 
 
+def test_a_scale_is_broadcast_over_states_and_states_over_scales() -> None:
+    norm, x = tiny_shared("gpt2").blocks[LAYER].ln1, noise(2, 3, D_MODEL)
+    scale = torch.tensor([[[0.5]], [[2.0]]])
+    assert_close(frozen(norm, scale, x), frozen(norm, scale.expand(2, 3, 1), x), **EXACT)
+    scales = torch.tensor([[0.5], [2.0]])
+    one = x[0, :1]
+    assert_close(frozen(norm, scales, one), frozen(norm, scales, one.expand(2, -1)), **EXACT)
+
+
 def test_gemmas_gain_is_one_more_than_its_weight() -> None:
     norm = tiny_shared("gemma2").blocks[LAYER].ln1
     assert_close(gain(norm), 1 + norm.original_component.weight.detach())

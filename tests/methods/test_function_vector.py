@@ -246,8 +246,8 @@ def test_a_saved_vector_evaluates_as_before(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"heads": 0}, "0 heads were asked of a model that has 12; give 1 to 12"),
-        ({"heads": 13}, "13 heads were asked of a model that has 12"),
+        ({"heads": 0}, "0 heads were asked for, of 12 that are ranked; give 1 to 12"),
+        ({"heads": 13}, "13 heads were asked for, of 12 that are ranked"),
         ({"heads": 1.0}, r"1\.0 is no share of the heads"),
         ({"heads": []}, r"heads=\[\] must name one or more distinct"),
         ({"heads": [(0, 1), (0, 1)]}, "must name one or more distinct"),
