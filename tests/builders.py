@@ -20,6 +20,13 @@ The families, and what is special about each:
     opt      learned positions with an offset, taken from the attention mask
     native   TransformerLens's own model (LayerNorm, learned positions)
 
+and, for single tests only (`RARE_FAMILIES`):
+
+    cohere   a factor on the logits, attention and MLP in parallel
+    granite  factors on the logits and on what attention and MLP add to the stream
+    olmo     LayerNorm without gain or bias, attention inputs that are clipped
+    olmo2    norms after attention and MLP, none before
+
 The bridge opens them all. In float32 (and bfloat16) they are exactly what users have. In float64
 they are better: Hugging Face and the bridge send softmax and norms through float32 whatever the
 weights are, which leaves errors of 1e-6, and makes left-padded batches NaN in most families (the
@@ -102,7 +109,7 @@ def tiny(
     """A tiny random bridge with its tokenizer, the same for the same arguments.
 
     Args:
-        family: One of `FAMILIES`.
+        family: One of `FAMILIES` or `RARE_FAMILIES`.
         dtype: The weights' number format; the float32 weights are the float64 ones, rounded.
         seed: Which random weights.
         bos: Whether the tokenizer begins every text with a BOS token.
@@ -121,7 +128,7 @@ def tiny_hf(
     family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **overrides: Any
 ) -> PreTrainedModel:
     """The Hugging Face model that `tiny` wraps, by itself, in evaluation mode."""
-    config_class, model_class, settings = _HUGGING_FACE[family]
+    config_class, model_class, settings = (_HUGGING_FACE | _RARE)[family]
     eager = {"attn_implementation": "eager"}  # as in the bridge
     config = config_class(**{**_TOKENS, **eager, **settings, **overrides})
     with torch.random.fork_rng(devices=[]):
@@ -241,4 +248,13 @@ _HUGGING_FACE: dict[str, _Build] = {
     "opt": _family("OPT", "OPTForCausalLM", {**_OPT, "word_embed_proj_dim": D_MODEL}),
 }
 
+_GRANITE = {"logits_scaling": 4.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25}
+_RARE: dict[str, _Build] = {
+    "cohere": _family("Cohere", "CohereForCausalLM", {**_GROUPED, "logit_scale": 0.25}),
+    "granite": _family("Granite", "GraniteForCausalLM", {**_GROUPED, **_GRANITE}),
+    "olmo": _family("Olmo", "OlmoForCausalLM", {**_GROUPED, "clip_qkv": 1.0}),
+    "olmo2": _family("Olmo2", "Olmo2ForCausalLM", _GROUPED),
+}
+
 FAMILIES = (*_HUGGING_FACE, "native")
+RARE_FAMILIES = tuple(_RARE)

@@ -160,7 +160,7 @@ def fixed_rivals(
 def contrast(
     model: TransformerBridge, prompts: Prompts, against: Int[Tensor, "query rival"]
 ) -> Float[Tensor, "query d_model"]:
-    """The direction, behind the final norm, that is the logit difference (before any soft cap)."""
+    """The direction, behind the final norm, that is the logit difference (before any cap or factor)."""
     unembedding = model.W_U.detach()
     answers = prompts.first_answer_tokens.to(unembedding.device)
     wrong = unembedding[:, against.to(unembedding.device)].mean(dim=2)

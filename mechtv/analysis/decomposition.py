@@ -17,7 +17,7 @@ kinds of norm are divided by the scale s of the run, which is no sum of parts. T
 likewise: x'/s' - x/s = (x' - x)/s' + (x/s' - x/s). The first term is the parts' own, at the
 injected run's scale; the second is a part by itself, called "scale". That is so for the norms
 behind attention and MLP, where a family has them, and for the final norm, through which every part
-is read as a contribution to the logit difference (before a soft cap, if any).
+is read as a contribution to the logit difference (before a cap or a factor, if any).
 
 This is an account, not an intervention: what an MLP adds is its own part, also where it answers to
 what heads wrote before it.

@@ -14,7 +14,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.forward.linear import few_rows, is_eligible, product
 from mechtv.forward.run import full_logits_at, log_probabilities, states_at, wide
-from mechtv.forward.unembed import soft_cap, unembedded
+from mechtv.forward.unembed import changes_logits, unembedded
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors.vector import TaskVector
 
@@ -49,7 +49,7 @@ def token_log_probabilities(
         states: residual streams behind the last block. Once differentiable in them.
     """
     ids = ids.to(states.device)
-    if soft_cap(model):
+    if changes_logits(model):
         return _of_tokens(unembedded(model, states[None])[0], ids)
     found: Tensor = _Chosen.apply(model.ln_final(states), ids, model)  # type: ignore[no-untyped-call]
     return found

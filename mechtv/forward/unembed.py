@@ -13,7 +13,11 @@ def unembedded(
     states: Float[Tensor, "batch pos d_model"],
     tokens: Int[Tensor, " token"] | None = None,
 ) -> Float[Tensor, "batch pos token"]:
-    """The final norm, the unembedding and the soft cap, for some tokens or the whole vocabulary."""
+    """The logits of some tokens or of the whole vocabulary.
+
+    The final norm, the unembedding, and what the family does to its logits: the soft cap of
+    Gemma 2, the factor of Cohere and Granite.
+    """
     normed = model.ln_final(states)
     if tokens is None:
         with few_rows([model.unembed.original_component]):
@@ -23,10 +27,11 @@ def unembedded(
         logits = normed @ model.W_U[:, chosen]
         if model.b_U is not None:
             logits = logits + model.b_U[chosen]
-    cap = soft_cap(model)
-    return cap * torch.tanh(logits / cap) if cap else logits
+    changed: Tensor = model.adapter.apply_output_logits_transform(logits)
+    return changed
 
 
-def soft_cap(model: TransformerBridge) -> float:
-    """What bounds the model's logits (Gemma 2); 0 where nothing does."""
-    return max(0.0, getattr(model.cfg, "output_logits_soft_cap", None) or 0.0)
+def changes_logits(model: TransformerBridge) -> bool:
+    """Whether logits are more than the unembedding of the normed stream: capped, or scaled."""
+    probe = torch.tensor([1.0, 64.0])
+    return not torch.equal(model.adapter.apply_output_logits_transform(probe), probe)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from builders import FAMILIES, N_LAYERS, tiny
+from builders import FAMILIES, N_LAYERS, RARE_FAMILIES, tiny
 from forward.engine import all_cut, frozen_tiny
 from torch.testing import assert_close
 from vectors.naive import additive, noise, random_ids, vector_of
@@ -29,7 +29,7 @@ def learnable(model):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RARE_FAMILIES])
 def test_values_and_gradients_are_those_of_log_softmax(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

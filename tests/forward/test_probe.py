@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from builders import FAMILIES, N_LAYERS
+from builders import FAMILIES, N_LAYERS, RARE_FAMILIES
 from forward.engine import frozen_tiny
 from torch import Tensor
 from torch.testing import assert_close
@@ -83,6 +83,20 @@ def test_without_changes_it_is_the_residual_stream_of_the_model(family: str) -> 
         assert_close(states, last_residual(model, prompts, additive(model, layer=1)), **EXACT)
         logits = scan(model, prompts, [additive(model, layer=1)])[0]
         assert_close(unembedded(model, states[None])[0], logits, **EXACT)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *RARE_FAMILIES])
+def test_the_last_residual_unembedded_is_what_the_model_gives(family: str) -> None:
+    """Also where a family caps its logits, or multiplies them by a factor."""
+    model = shared(family)
+    prompts = Prompts.from_ids(model, IDS)
+    some = torch.tensor([7, 300])
+    with torch.no_grad():
+        wanted = model(prompts.tokens, attention_mask=prompts.mask.long())
+        wanted = wanted[torch.arange(len(prompts)), prompts.last]
+        states = last_residual(model, prompts)[None]
+        assert_close(unembedded(model, states)[0], wanted, **EXACT)
+        assert_close(unembedded(model, states, some)[0], wanted[:, some], **EXACT)
 
 
 def test_gradients_reach_each_rows_own_change() -> None:
