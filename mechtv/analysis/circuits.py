@@ -69,9 +69,11 @@ def frozen(
 
 
 def gain(norm: Any) -> Float[Tensor, " d_model"]:
-    """A norm's gain; Gemma's norms store how much it exceeds 1."""
-    weight: Tensor = norm.weight.detach()
-    return 1.0 + weight if norm.uses_weight_offset else weight
+    """A norm's gain: 1 where it has none; Gemma's norms store how much it exceeds 1."""
+    weight: Tensor | None = getattr(norm.original_component, "weight", None)
+    if weight is None:
+        return torch.ones(norm.config.d_model, dtype=norm.config.dtype, device=norm.config.device)
+    return 1.0 + weight.detach() if norm.uses_weight_offset else weight.detach()
 
 
 def normed(norm: Any, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:

@@ -103,7 +103,7 @@ def test_the_heads_and_the_output_bias_make_the_attention_output(family) -> None
     assert (float(bias.abs().max()) > 0) == (family in LAYER_NORM)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "olmo"])
 def test_the_frozen_norm_is_the_norm_itself_at_its_own_scale_but_for_a_bias(family) -> None:
     model = tiny_shared(family)
     names = [f"blocks.{LAYER}.ln1.hook_{what}" for what in ("in", "scale", "out")]
