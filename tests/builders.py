@@ -24,7 +24,7 @@ and, for single tests only (`RARE_FAMILIES`):
 
     cohere   a factor on the logits, attention and MLP in parallel
     granite  factors on the logits and on what attention and MLP add to the stream
-    olmo     LayerNorm without gain or bias, attention inputs that are clipped
+    olmo     LayerNorm without gain or bias
     olmo2    norms after attention and MLP, none before
 
 The bridge opens them all. In float32 (and bfloat16) they are exactly what users have. In float64
@@ -252,7 +252,7 @@ _GRANITE = {"logits_scaling": 4.0, "residual_multiplier": 0.5, "attention_multip
 _RARE: dict[str, _Build] = {
     "cohere": _family("Cohere", "CohereForCausalLM", {**_GROUPED, "logit_scale": 0.25}),
     "granite": _family("Granite", "GraniteForCausalLM", {**_GROUPED, **_GRANITE}),
-    "olmo": _family("Olmo", "OlmoForCausalLM", {**_GROUPED, "clip_qkv": 1.0}),
+    "olmo": _family("Olmo", "OlmoForCausalLM", _GROUPED),
     "olmo2": _family("Olmo2", "Olmo2ForCausalLM", _GROUPED),
 }
 

@@ -16,6 +16,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from mechtv.errors import UnknownName
 from mechtv.evaluation.intervals import Estimate, mean, share
 from mechtv.forward.run import in_batches, last_logits, log_probabilities
+from mechtv.forward.unembed import logit_factor
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors.vector import TaskVector
 
@@ -160,8 +161,8 @@ def fixed_rivals(
 def contrast(
     model: TransformerBridge, prompts: Prompts, against: Int[Tensor, "query rival"]
 ) -> Float[Tensor, "query d_model"]:
-    """The direction, behind the final norm, that is the logit difference (before any cap or factor)."""
+    """The direction, behind the final norm, that is the logit difference (before any soft cap)."""
     unembedding = model.W_U.detach()
     answers = prompts.first_answer_tokens.to(unembedding.device)
     wrong = unembedding[:, against.to(unembedding.device)].mean(dim=2)
-    return (unembedding[:, answers] - wrong).T
+    return logit_factor(model) * (unembedding[:, answers] - wrong).T

@@ -11,6 +11,7 @@ import torch
 from einops import einsum, repeat
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import functional_call
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
@@ -24,7 +25,7 @@ class Circuits:
 
     Args:
         values: W_V; query heads that share a key-value head have the same.
-        outputs: W_O.
+        outputs: W_O, with the factor on what the block adds to the stream (Granite's).
     """
 
     layer: int
@@ -35,7 +36,8 @@ class Circuits:
     def of(cls, model: TransformerBridge, layer: int) -> "Circuits":
         """Those of a block; query head h reads key-value head h // (heads / key-value heads)."""
         attention = model.blocks[layer].attn
-        values, outputs = attention.W_V.detach(), attention.W_O.detach()
+        factor = getattr(model.blocks[layer], "residual_contribution_scale", 1.0)
+        values, outputs = attention.W_V.detach(), attention.W_O.detach() * factor
         share = outputs.shape[0] // values.shape[0]
         return cls(
             layer=layer,
@@ -77,9 +79,16 @@ def gain(norm: Any) -> Float[Tensor, " d_model"]:
 
 
 def normed(norm: Any, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-    """The norm itself, past the bridge's hooks."""
-    found: Tensor = norm.original_component(x)
+    """The norm itself, past the bridge's hooks, computed in the state's data type."""
+    inner = norm.original_component
+    weights = {name: weight.to(x.dtype) for name, weight in inner.named_parameters()}
+    found: Tensor = functional_call(inner, weights, (x,))
     return found
+
+
+def pre_norm(model: TransformerBridge, layer: int) -> Any | None:
+    """The norm between the residual stream and a block's attention, where the family has one."""
+    return getattr(model.blocks[layer], "ln1", None)
 
 
 def post_norm(model: TransformerBridge, layer: int) -> Any | None:

@@ -17,7 +17,7 @@ kinds of norm are divided by the scale s of the run, which is no sum of parts. T
 likewise: x'/s' - x/s = (x' - x)/s' + (x/s' - x/s). The first term is the parts' own, at the
 injected run's scale; the second is a part by itself, called "scale". That is so for the norms
 behind attention and MLP, where a family has them, and for the final norm, through which every part
-is read as a contribution to the logit difference (before a cap or a factor, if any).
+is read as a contribution to the logit difference (before a soft cap, if any).
 
 This is an account, not an intervention: what an MLP adds is its own part, also where it answers to
 what heads wrote before it.
@@ -64,6 +64,7 @@ Kind = Literal[
 Column = Literal["kind", "layer", "head"]
 Against = Literal["zero-shot", "injected"]
 
+LARGEST_ERROR = 0.1  # of the effect, between the parts' sum and the whole; bfloat16 has 0.02
 BATCH = 32  # prompts at a time: every block's values are kept at all of their tokens
 ROWS = 256  # parts whose intervals are resampled at a time
 
@@ -195,11 +196,12 @@ def decompose(
             other labels.
 
     Returns:
-        Contributions in logits. Parts are reported whatever `error` is: see there whether they
-        are all (1e-4 or less in float32; more in shorter types).
+        Contributions in logits; `error` says how nearly their parts are all of the change (1e-4 or
+        less in float32; more in shorter types).
 
     Raises:
-        InvalidInput: if the vector has another form, or `against` is unknown.
+        InvalidInput: if the vector has another form, `against` is unknown, or the parts leave more
+            than 10 % of the change: then the blocks do something else besides.
     """
     if against not in get_args(Against):
         raise InvalidInput(f"against={against!r} is unknown; use {' or '.join(get_args(Against))}.")
@@ -215,6 +217,7 @@ def decompose(
             show=progress,
         )
     parts = parts_of(model, subject.layer)
+    _check_all_is_there(*columns[:, -2:].T)
     return Decomposition(
         task=task.name,
         layer=subject.layer,
@@ -269,6 +272,19 @@ def decomposed(
     moved = (after - before).norm(dim=-1)
     measured = torch.stack([change, moved, left.norm(dim=-1) / moved], dim=1)
     return torch.cat([*contributions, *norms, measured], dim=1).cpu().double()
+
+
+def _check_all_is_there(
+    moved: Float[Tensor, " query"], errors: Float[Tensor, " query"]
+) -> None:
+    """Whether the parts are all, but for rounding, over all queries together."""
+    left = float((moved * errors).norm() / moved.norm())
+    if left > LARGEST_ERROR:
+        raise InvalidInput(
+            "This model's blocks change the residual stream in other ways than by heads and MLPs "
+            f"as they are split here: {left:.0%} of the vector's effect is in no part; use another "
+            "model, or float32 if its weights are of a shorter type."
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

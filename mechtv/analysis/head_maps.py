@@ -20,7 +20,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.analysis.answers import contrast, rivals
-from mechtv.analysis.circuits import Circuits, frozen, post_norm
+from mechtv.analysis.circuits import Circuits, frozen, post_norm, pre_norm
 from mechtv.analysis.decomposition import scale_of
 from mechtv.analysis.lens import lens_logits
 from mechtv.analysis.subject import Subject
@@ -258,6 +258,12 @@ class _Seen:
             direction=direction,
         )
 
+    def behind(
+        self, name: str, norm: Any | None, x: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
+        """States behind a frozen norm, where the family has it."""
+        return x if norm is None else frozen(norm, self.scales[f"{name}.hook_scale"], x)
+
     def contributions(
         self, model: TransformerBridge, outputs: Float[Tensor, "layer head d_model"]
     ) -> Float[Tensor, "layer head query"]:
@@ -274,21 +280,14 @@ def _output(
     theta, layer = wide(subject.theta), circuits.layer
     if norm == "none":
         return wide(circuits.ov(theta))
-    before, *behind = (
-        (each, seen.scales[f"{name}.hook_scale"]) for name, each in _norms(model, layer).items()
-    )
-    written = wide(circuits.ov(frozen(*before, theta)))
-    for each, scale in behind:
-        written = frozen(each, scale.expand_as(written[..., :1]), written)
-    return written
+    written = wide(circuits.ov(seen.behind(f"blocks.{layer}.ln1", pre_norm(model, layer), theta)))
+    return seen.behind(f"blocks.{layer}.ln1_post", post_norm(model, layer), written)
 
 
 def _norms(model: TransformerBridge, layer: int) -> dict[str, Any]:
-    """The norm before a block's attention and, in some families, the one behind it."""
-    block = model.blocks[layer]
-    behind = post_norm(model, layer)
-    found = {f"blocks.{layer}.ln1": block.ln1}
-    return found if behind is None else found | {f"blocks.{layer}.ln1_post": behind}
+    """The norms before and behind a block's attention, as far as the family has them."""
+    norms = {"ln1": pre_norm(model, layer), "ln1_post": post_norm(model, layer)}
+    return {f"blocks.{layer}.{name}": norm for name, norm in norms.items() if norm is not None}
 
 
 def _to_itself(

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.analysis.circuits import Circuits, frozen, is_parallel, post_norm
+from mechtv.analysis.circuits import Circuits, frozen, is_parallel, post_norm, pre_norm
 from mechtv.analysis.subject import Subject, random_like
 from mechtv.errors import InvalidInput
 from mechtv.forward.probe import Change, Read, at_last, last_residual, observe
@@ -39,9 +39,9 @@ class Settings:
     Args:
         reading: `layered` adds each block's vector to that block's own output; `packed` adds their
             sum once, where theta was added.
-        norm: `frozen` sends theta through each block's norm, with the scale seen on the injected
-            run, and the sum through a norm behind the attention, where there is one; `none` is the
-            literal formula.
+        norm: `frozen` sends theta through the norm before each block's attention, and the sum
+            through the one behind it, where the family has them, with the scales seen on the
+            injected run; `none` is the literal formula.
         attention: `self` weights each head with the attention that the last token pays to itself
             on the injected run; `none` is the literal formula.
         rescale: the norm of the vectors' sum is as computed (`none`), theta's own (`theta`), or a
@@ -209,7 +209,8 @@ def _reads(model: TransformerBridge, layer: int, settings: Settings) -> dict[str
     if settings.attention == "self":
         reads[block + "attn.hook_pattern"] = _to_itself
     if settings.norm == "frozen":
-        reads[block + "ln1.hook_scale"] = at_last
+        if pre_norm(model, layer) is not None:
+            reads[block + "ln1.hook_scale"] = at_last
         if post_norm(model, layer) is not None:
             reads[block + "ln1_post.hook_scale"] = at_last
     return reads
@@ -222,9 +223,9 @@ def _block(
     seen: Mapping[str, Tensor],
     settings: Settings,
 ) -> Float[Tensor, "query head d_model"]:
-    block, after = f"blocks.{layer}.", post_norm(model, layer)
-    if settings.norm == "frozen":
-        theta = frozen(model.blocks[layer].ln1, seen[block + "ln1.hook_scale"], theta)
+    block, before, after = f"blocks.{layer}.", pre_norm(model, layer), post_norm(model, layer)
+    if settings.norm == "frozen" and before is not None:
+        theta = frozen(before, seen[block + "ln1.hook_scale"], theta)
     made = Circuits.of(model, layer).ov(theta)
     if settings.attention == "self":
         weights = seen[block + "attn.hook_pattern"].to(made)

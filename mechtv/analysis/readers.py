@@ -7,6 +7,7 @@ is the plain run. This asks by intervention what an OV reconstruction asks by ad
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -234,7 +235,8 @@ def _changes(
     def give(norm: str) -> Change:
         return lambda _: seen[norm]
 
-    own = "ln2" if hasattr(block, "ln2") else "ln1"  # some parallel blocks have one norm for both
+    # Some parallel blocks have one norm for both; some families' sublayers read the stream itself.
+    own = "ln2" if hasattr(block, "ln2") else "ln1"
     places: dict[str, tuple[str, tuple[str, ...]]] = {
         "values": ("ln1", ("attn.v",)),
         "queries and keys": ("ln1", ("attn.q", "attn.k")),
@@ -242,8 +244,11 @@ def _changes(
     }
     changes: dict[str, Change] = {}
     for norm, modules in map(places.__getitem__, shown):
-        changes[f"{name}{norm}.hook_in"] = look(norm)
-        changes |= {f"{name}{module}.hook_in": give(norm) for module in modules}
+        has_norm = hasattr(block, norm)
+        if has_norm:
+            changes[f"{name}{norm}.hook_in"] = look(norm)
+        reading = give(norm) if has_norm else partial(_moved, subject=subject)
+        changes |= {f"{name}{module}.hook_in": reading for module in modules}
     return changes
 
 

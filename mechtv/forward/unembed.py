@@ -31,6 +31,12 @@ def unembedded(
     return changed
 
 
+def logit_factor(model: TransformerBridge) -> float:
+    """What a family multiplies its logits by (Cohere, Granite); a soft cap leaves small ones be."""
+    small = torch.tensor(2.0**-30, dtype=torch.float64)
+    return float(model.adapter.apply_output_logits_transform(small) / small)
+
+
 def changes_logits(model: TransformerBridge) -> bool:
     """Whether logits are more than the unembedding of the normed stream: capped, or scaled."""
     probe = torch.tensor([1.0, 64.0])

@@ -169,3 +169,12 @@ def test_heads_are_checked_and_ordered() -> None:
             check_heads(model, [(0, 0), (layer, head)])
     with pytest.raises(InvalidInput, match=r"Head \(1, 2\) is named twice"):
         check_heads(model, [(1, 2), (0, 0), (1, 2)])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "native"])
+def test_a_norm_of_a_short_type_takes_longer_states(family) -> None:
+    norm, x = tiny(family, torch.bfloat16).blocks[LAYER].ln1, noise(3, D_MODEL).float()
+    assert normed(norm, x).dtype == torch.float32
+    rough = normed(norm, x.bfloat16())
+    assert rough.dtype == torch.bfloat16
+    assert_close(normed(norm, x), rough.float(), atol=0.05, rtol=0.05)

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from builders import FAMILIES, N_HEADS, N_LAYERS
+from builders import FAMILIES, N_HEADS, N_LAYERS, RARE_FAMILIES, tiny
 from evaluation.invented import LABELS, model_of, task_of
 from methods.untouched import left_alone
 from torch.testing import assert_close
@@ -141,7 +141,7 @@ def test_every_part_is_that_of_the_formula_written_out(family, side):
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("layer", [0, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RARE_FAMILIES])
 def test_the_parts_add_up_to_the_measured_changes(family, layer, side):
     model = model_of(family)
     vector = additive(model, layer=layer, seed=5)
@@ -284,12 +284,26 @@ def test_the_same_place_by_its_other_name_gives_the_same():
     np.testing.assert_array_equal(found[0].contributions, found[1].contributions)
 
 
-def test_the_error_tells_of_parts_that_are_missing(monkeypatch):
+def test_parts_that_are_missing_are_told_of(monkeypatch):
     model, vector = model_of(), additive(model_of(), layer=1, seed=1)
     assert decompose(model, task_of(LABELS), vector).error < 1e-10
     original = Runs.heads
     monkeypatch.setattr(Runs, "heads", lambda self, layer: (0 * x for x in original(self, layer)))
-    assert decompose(model, task_of(LABELS), vector).error > 1e-2
+    with pytest.raises(InvalidInput, match=r"\d+% of the vector's effect is in no part"):
+        decompose(model, task_of(LABELS), vector)
+
+
+def test_a_model_that_clips_what_its_heads_read_is_refused():
+    model = tiny("olmo", clip_qkv=1.0)
+    with pytest.raises(InvalidInput, match=r"\d+% of the vector's effect is in no part"):
+        decompose(model, task_of(LABELS), additive(model, layer=1, seed=1))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_in_a_short_type_the_parts_add_up_as_well_as_it_rounds(family):
+    model = tiny(family, torch.bfloat16)
+    vector = additive(model, layer=1, seed=1).to(torch.bfloat16)
+    assert decompose(model, task_of(LABELS), vector).error < 0.05
 
 
 def test_the_model_is_left_alone():

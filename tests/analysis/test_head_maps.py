@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from builders import N_HEADS, N_LAYERS
+from builders import N_HEADS, N_LAYERS, RARE_FAMILIES
 from evaluation.invented import LABELS, model_of, task_of
 from methods.untouched import left_alone
 from torch.testing import assert_close
@@ -80,7 +80,7 @@ def mean_map(norm, scales, x):
     return torch.stack([centred * gain / scale for scale in scales]).mean(dim=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RARE_FAMILIES])
 def test_a_head_writes_what_attention_makes_of_theta(family):
     model, task = model_of(family), task_of(LABELS)
     subject = Subject.of(model, additive(model, layer=1, seed=3))
@@ -93,7 +93,7 @@ def test_a_head_writes_what_attention_makes_of_theta(family):
             assert float(wanted.norm()) > 0.1
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "phi"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "phi", "granite", "olmo2"])
 def test_behind_a_frozen_norm_it_reads_the_mean_of_the_norms_maps(family):
     model, task = model_of(family), task_of(LABELS)
     subject = Subject.of(model, additive(model, layer=1, seed=3))
@@ -104,11 +104,13 @@ def test_behind_a_frozen_norm_it_reads_the_mean_of_the_norms_maps(family):
     names.append("blocks.2.attn.hook_pattern")
     seen = shown(model, subject, prompts, names)
     assert float(seen[names[0]].std()) > 1e-3
-    read = mean_map(block.ln1, seen[names[0]], subject.theta)
+    read = subject.theta
+    if hasattr(block, "ln1"):
+        read = mean_map(block.ln1, seen["blocks.2.ln1.hook_scale"], read)
     for head in range(N_HEADS):
         wanted = attended(model, 2, head, read)
         if hasattr(block, "ln1_post"):
-            wanted = mean_map(block.ln1_post, seen[names[1]], wanted)
+            wanted = mean_map(block.ln1_post, seen["blocks.2.ln1_post.hook_scale"], wanted)
         assert_close(maps.outputs[1, head], wanted, **EXACT)
     np.testing.assert_allclose(maps.attention[1], seen[names[-1]].mean(dim=0), atol=1e-10)
 

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from builders import FAMILIES, N_LAYERS, tiny
+from builders import FAMILIES, N_LAYERS, RARE_FAMILIES, tiny
 from evaluation.invented import LABELS, model_of, task_of
 from methods.untouched import left_alone
 from torch.testing import assert_close
@@ -26,7 +26,7 @@ from mechtv.vectors import Add, Card, Edit, Site, TaskVector
 
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 LAYER, N = 1, 3
-CENTRED = ("gpt2", "neox", "phi", "bloom", "opt", "native")
+CENTRED = ("gpt2", "neox", "phi", "bloom", "opt", "native", "cohere", "olmo")
 
 
 def theta_of(model, seed=0, size=2.0):
@@ -215,18 +215,19 @@ def test_the_factor_is_the_best_one_on_the_validation_queries():
 # --- where it is exact ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RARE_FAMILIES])
 def test_each_head_is_what_the_attention_makes_of_theta_under_a_frozen_pattern_and_scale(family):
     """Measured: at the last token, theta behind the norm moves what one block's values read."""
     model, layer = model_of(family), 2
     ids, at = [5, 9, 14, 7, 30], "blocks.2."
-    names = ["attn.hook_z", "attn.hook_out", "hook_attn_out", "ln1.hook_in", "ln1.hook_out"]
-    names = [at + name for name in names]
+    block = model.blocks[layer]
+    names = [at + name for name in ("attn.hook_z", "attn.hook_out", "hook_attn_out")]
+    norms = [at + name for name in ("ln1.hook_in", "ln1.hook_out") if hasattr(block, "ln1")]
     theta, vector = theta_of(model), vector_of(model)
     added = {f"blocks.{LAYER}.hook_resid_pre": theta}
-    seen, _ = naive_pass(model, ids, added, names)
-    ends = seen[at + "ln1.hook_in"], seen[at + "ln1.hook_out"]
-    step = frozen_by_hand(model.blocks[layer].ln1, *ends, theta, family in CENTRED)
+    seen, _ = naive_pass(model, ids, added, [*names, *norms])
+    ends = [seen[name] for name in norms]
+    step = frozen_by_hand(block.ln1, *ends, theta, family in CENTRED) if ends else theta
     moved, _ = naive_pass(model, ids, added | {at + "attn.v.hook_in": step}, names)
     prompts = Prompts.from_ids(model, [ids])
     subject = Subject.of(model, vector)
@@ -234,13 +235,14 @@ def test_each_head_is_what_the_attention_makes_of_theta_under_a_frozen_pattern_a
         heads = head_vectors(model, subject, prompts, Settings())[layer][0]
         rows = ov_rows(model, subject, prompts, Settings())
     change = {name: moved[name] - seen[name] for name in names}
-    measured = torch.einsum("hw,hwd->hd", change[at + "attn.hook_z"], model.blocks[layer].attn.W_O)
-    whole = change[at + "attn.hook_out"]
-    if family.startswith("gemma"):  # behind the attention is a norm, whose scale is frozen too
+    factor = 0.5 if family == "granite" else 1.0  # on what its blocks add to the stream
+    measured = factor * torch.einsum("hw,hwd->hd", change[at + "attn.hook_z"], block.attn.W_O)
+    whole = factor * change[at + "attn.hook_out"]
+    if hasattr(block, "ln1_post"):  # behind the attention is a norm, whose scale is frozen too
         reads = [at + "ln1_post.hook_in", at + "ln1_post.hook_out"]
         ends, _ = naive_pass(model, ids, added, reads)
         post = functools.partial(
-            frozen_by_hand, model.blocks[layer].ln1_post, *(ends[name] for name in reads)
+            frozen_by_hand, block.ln1_post, *(ends[name] for name in reads)
         )
         measured = torch.stack([post(head, False) for head in measured])
         whole = post(whole, False)
@@ -270,7 +272,7 @@ def test_a_model_without_mlps_has_no_control():
     assert {part for part, _ in found.nulls} == {"OV"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RARE_FAMILIES])
 def test_the_mlps_parts_are_those_of_each_block_alone(family):
     """Each block by itself: its MLP reads theta twice, and what it gives changes."""
     model, ids = model_of(family), [5, 9, 14, 7]
@@ -280,7 +282,7 @@ def test_the_mlps_parts_are_those_of_each_block_alone(family):
     added = {f"blocks.{LAYER}.hook_resid_pre": subject.theta}
     for layer in range(LAYER, N_LAYERS):
         name = f"blocks.{layer}.hook_mlp_out"
-        entrance = "hook_resid_pre" if family in ("neox", "phi") else "hook_attn_out"
+        entrance = "hook_resid_pre" if family in ("neox", "phi", "cohere") else "hook_attn_out"
         place = f"blocks.{layer}.{entrance}"
         more = added | {place: added.get(place, 0) + subject.theta}
         change = naive_pass(model, ids, more, [name])[0][name]

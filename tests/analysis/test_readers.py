@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from builders import FAMILIES, N_LAYERS, tiny
+from builders import FAMILIES, N_LAYERS, RARE_FAMILIES, tiny
 from evaluation.invented import LABELS, task_of
 from forward.engine import all_cut, frozen_tiny
 from methods.untouched import left_alone
@@ -100,7 +100,7 @@ def test_settings_are_what_passes_by_hand_give(family: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "full"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RARE_FAMILIES])
 def test_all_readers_are_the_injected_run_and_none_is_the_plain_run(
     family: str, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
