@@ -5,7 +5,7 @@ the sum of W_O W_V theta over all heads of all blocks from l on (METHODS, sectio
 vectors, block by block; `analysis.reconstruction` puts them in and scores them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -77,8 +77,8 @@ class Settings:
 
 def head_vectors(
     model: TransformerBridge, subject: Subject, prompts: Prompts, settings: Settings
-) -> dict[int, Float[Tensor, "query head d_model"]]:
-    """What each head of each block from theta's on makes of theta, for each query.
+) -> Iterator[tuple[int, Float[Tensor, "query head d_model"]]]:
+    """What each head of each block from theta's on makes of theta, for each query, block by block.
 
     W_O W_V theta, with theta behind the block's frozen norm, and times the head's attention from
     the last token to itself, as `settings` says ("Learned", section on OV circuits; METHODS 3).
@@ -90,7 +90,8 @@ def head_vectors(
         reads |= _reads(model, layer, settings)
     seen = observe(model, prompts, reads, subject.vector()) if reads else {}
     theta = subject.theta.expand(len(prompts), -1)
-    return {layer: _block(model, layer, theta, seen, settings) for layer in layers}
+    for layer in layers:
+        yield layer, _block(model, layer, theta, seen, settings)
 
 
 def ov_rows(
@@ -98,7 +99,7 @@ def ov_rows(
 ) -> Rows:
     """The sum over heads of `head_vectors`, where each block's attention adds to the stream."""
     made = head_vectors(model, subject, prompts, settings)
-    return {f"blocks.{layer}.hook_attn_out": each.sum(dim=1) for layer, each in made.items()}
+    return {f"blocks.{layer}.hook_attn_out": each.sum(dim=1) for layer, each in made}
 
 
 def mlp_rows(

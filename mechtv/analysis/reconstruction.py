@@ -3,7 +3,7 @@
 "Task Vectors, Learned Not Extracted" (ICLR 2026), OV reconstruction; METHODS, section 3.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -145,7 +145,8 @@ def reconstruct_by_layer(
     return ReconstructionByLayer(layers=tuple(sorted(found, key=lambda one: one.layer)))
 
 
-Make = Callable[[Prompts], list[Rows]]
+Make = Callable[[Prompts], Iterator[Rows]]
+"""Gives one after another, so that no more than one null is held."""
 
 
 def _parts(model: TransformerBridge) -> tuple[str, ...]:
@@ -177,19 +178,17 @@ def _settings(
     settings: Settings,
     shares: Mapping[str, float],
     drawn: Mapping[tuple[str, str], Float[Tensor, "draw point d_model"]],
-) -> list[Rows]:
+) -> Iterator[Rows]:
     """All that is put in theta's place in turn: nothing, theta, each part, each null."""
     parts = {
         part: _placed(model, subject, rows, settings, shares.get(part))
         for part, rows in _made(model, subject, prompts, settings).items()
     }
     theta: Rows = {_entry(subject): subject.theta.expand(len(prompts), -1)}
-    nulls = [
-        ov.null_rows(model, subject, parts[part], one, across=NULLS[kind])
-        for (part, kind), each in drawn.items()
-        for one in each
-    ]
-    return [{}, theta, *parts.values(), *nulls]
+    yield from ({}, theta, *parts.values())
+    for (part, kind), each in drawn.items():
+        for one in each:
+            yield ov.null_rows(model, subject, parts[part], one, across=NULLS[kind])
 
 
 def _drawn(
@@ -215,13 +214,10 @@ def _best_shares(
 ) -> dict[str, float]:
     """For each part the norm of its sum, in theta's, that makes the answers most probable."""
 
-    def make(batch: Prompts) -> list[Rows]:
-        made = _made(model, subject, batch, settings)
-        return [
-            _placed(model, subject, rows, settings, share)
-            for rows in made.values()
-            for share in SHARES
-        ]
+    def make(batch: Prompts) -> Iterator[Rows]:
+        for rows in _made(model, subject, batch, settings).values():
+            for share in SHARES:
+                yield _placed(model, subject, rows, settings, share)
 
     scores = _passes(model, subject, prompts, make, "factors on validation queries", show)
     log_p = rearrange(scores[..., 2].mean(dim=0), "(part s) -> part s", s=len(SHARES))

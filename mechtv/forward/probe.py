@@ -47,10 +47,13 @@ def last_residual(
             what stands there instead, or None if it only looks. Gradients flow through.
 
     Raises:
-        InvalidInput: if the vector does not fit the model, or the model lacks a hook point.
+        InvalidInput: if the vector does not fit the model, the model lacks a hook point, a change
+            is to attention scores or patterns (which do not stand token by token, and which some
+            families show after their use), or at a point that never fires.
     """
     changes = changes or {}
-    points = {name: _block_point(model, name) for name in changes}
+    points = {name: _token_point(model, name) for name in changes}
+    fired = dict.fromkeys(changes, False)
     sites = [Site(layer=layer) for layer in sorted(set(map(_layer_of, changes)))]
     layout = layout_of(prompts, model)
     row = torch.arange(len(prompts))
@@ -66,14 +69,17 @@ def last_residual(
         stack.enter_context(declared_layout(model, inner))
         stack.enter_context(applied(vector, model))
         for name, point in points.items():
-            hook = partial(_changed, change=changes[name], row=row, column=columns)
+            change = partial(_noted, change=changes[name], name=name, fired=fired)
+            hook = partial(_changed, change=change, row=row, column=columns)
             stack.enter_context(hooked_at(point, hook))
         if cut is not None:
             states = replay(model, cut.prefix)
-            return states[row, columns.to(states.device)]
-        keep = partial(_changed, change=kept.append, row=row, column=columns)
-        stack.enter_context(hooked_at(_block_point(model, final), keep))
-        pass_through(model, prompts, last_layer=model.cfg.n_layers - 1)
+            kept.append(states[row, columns.to(states.device)])
+        else:
+            keep = partial(_changed, change=kept.append, row=row, column=columns)
+            stack.enter_context(hooked_at(_block_point(model, final), keep))
+            pass_through(model, prompts, last_layer=model.cfg.n_layers - 1)
+    _check_all_fired(fired)
     return kept[0]
 
 
@@ -102,9 +108,7 @@ def observe(
             hook = partial(_read, found=found, name=name, read=reads[name], prompts=prompts)
             stack.enter_context(hooked_at(point, hook))
         pass_through(model, prompts, last_layer=max(map(_layer_of, reads)))
-    silent = [name for name in reads if name not in found]
-    if silent:
-        raise InvalidInput(f"{silent[0]} never fires in this model's pass; choose another point.")
+    _check_all_fired({name: name in found for name in reads})
     return found
 
 
@@ -129,6 +133,29 @@ def _block_point(model: TransformerBridge, name: str) -> HookPoint:
             f"This model's blocks have no hook point {name!r}; model.hook_dict names them all."
         )
     return point
+
+
+def _token_point(model: TransformerBridge, name: str) -> HookPoint:
+    """A point at which each token has an activation of its own."""
+    if name.endswith(("hook_pattern", "hook_attn_scores")):
+        raise InvalidInput(
+            f"{name!r} has no activation at a token that could be changed; change what queries, "
+            "keys or values read instead, such as attn.v.hook_in."
+        )
+    return _block_point(model, name)
+
+
+def _check_all_fired(fired: Mapping[str, bool]) -> None:
+    silent = [name for name, did in fired.items() if not did]
+    if silent:
+        raise InvalidInput(f"{silent[0]} never fires in this model's pass; choose another point.")
+
+
+def _noted(
+    x: Float[Tensor, "batch *feature"], *, change: Change, name: str, fired: dict[str, bool]
+) -> Float[Tensor, "batch *feature"] | None:
+    fired[name] = True
+    return change(x)
 
 
 def _layer_of(name: str) -> int:

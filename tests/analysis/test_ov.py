@@ -232,7 +232,7 @@ def test_each_head_is_what_the_attention_makes_of_theta_under_a_frozen_pattern_a
     prompts = Prompts.from_ids(model, [ids])
     subject = Subject.of(model, vector)
     with torch.no_grad():
-        heads = head_vectors(model, subject, prompts, Settings())[layer][0]
+        heads = dict(head_vectors(model, subject, prompts, Settings()))[layer][0]
         rows = ov_rows(model, subject, prompts, Settings())
     change = {name: moved[name] - seen[name] for name in names}
     factor = 0.5 if family == "granite" else 1.0  # on what its blocks add to the stream

@@ -155,6 +155,25 @@ def test_nothing_to_observe_is_refused_and_so_is_a_silent_point() -> None:
         observe(model, prompts, {"blocks.1.attn.hook_result": at_last})
 
 
+@pytest.mark.parametrize("family", ["llama", "opt"])
+@pytest.mark.parametrize("point", ["hook_pattern", "hook_attn_scores"])
+def test_patterns_have_no_last_token_to_change(family: str, point: str) -> None:
+    model = shared(family)
+    prompts = Prompts.from_ids(model, IDS)
+    with torch.no_grad(), pytest.raises(InvalidInput, match="has no activation at a token"):
+        last_residual(model, prompts, changes={f"blocks.1.attn.{point}": torch.zeros_like})
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "full"])
+def test_a_change_where_nothing_fires_is_refused(cut: bool) -> None:
+    model = shared("llama")
+    prompts = Prompts.from_ids(model, IDS)
+    changes = {"blocks.1.attn.hook_result": torch.zeros_like}
+    whole = kept(model, prompts, additive(model, layer=1)) if cut else full_passes()
+    with torch.no_grad(), whole, pytest.raises(InvalidInput, match="hook_result never fires"):
+        last_residual(model, prompts, changes=changes)
+
+
 def test_no_hooks_are_left_behind() -> None:
     model = shared("gpt2")
     prompts = Prompts.from_ids(model, IDS)
