@@ -23,6 +23,8 @@ from mechtv.cli.options import (
 from mechtv.cli.values import (
     check_folder,
     line_of,
+    made_folder,
+    names_in,
     numbers,
     opened_model,
     options_by_method,
@@ -58,8 +60,7 @@ def run(
 
     depths = numbers(layers)
     chosen, opened = task_named(task, template), opened_model(model, device, dtype)
-    vectors = out / "vectors"
-    vectors.mkdir(parents=True, exist_ok=True)
+    vectors = made_folder(out / "vectors")
 
     def keep(setting: "Setting") -> None:
         where = "" if setting.layer is None else f", layer {setting.layer}"
@@ -203,7 +204,7 @@ def compare(
     comparison = compare_methods(
         opened_model(model, device, dtype),
         [task_named(name, template) for name in tasks],
-        None if methods is None else methods.split(","),
+        names_in(methods),
         numbers(layers),
         shots=shots,
         n=n,

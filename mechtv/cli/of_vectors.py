@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mechtv.cli.options import Device, Dtype, N, TemplateText, app
-from mechtv.cli.values import at_home, write_table
+from mechtv.cli.values import at_home, made_folder, names_in, write_table
 
 if TYPE_CHECKING:
     from mechtv.study.explain import Finding
@@ -86,10 +86,9 @@ def explain(
     from mechtv.vectors import TaskVector
 
     loaded = TaskVector.load(vector)
-    names = check_parts(None if parts is None else parts.split(","))
+    names = check_parts(names_in(parts))
     opened, chosen = at_home(loaded, model, task, template, device, dtype)
-    tables = out / "tables"
-    tables.mkdir(parents=True, exist_ok=True)
+    tables = made_folder(out / "tables")
 
     def keep(found: "Finding") -> None:
         write_table(found.table(), tables / f"{found.name}.csv")

@@ -62,6 +62,11 @@ def numbers(text: str | None) -> tuple[int, ...] | None:
         raise InvalidInput(f"{text!r} is not a list of numbers; write them like 4,11,19.") from None
 
 
+def names_in(text: str | None) -> list[str] | None:
+    """A list of names such as readers,heads; None if it was left out."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
 def options_of(given: list[str] | None) -> dict[str, Any]:
     """`name=value` texts; values are JSON where they can be read so, else text."""
     import json
@@ -108,6 +113,17 @@ def check_folder(path: Path) -> None:
 
     if not path.resolve().parent.is_dir():
         raise InvalidInput(f"There is no folder {str(path.parent)!r}; make it first.")
+
+
+def made_folder(path: Path) -> Path:
+    """A folder, made if need be with those that hold it."""
+    from mechtv.errors import InvalidInput
+
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"The folder {str(path)!r} cannot be made: {error.strerror}.") from None
+    return path
 
 
 def write_table(table: Any, path: Path) -> None:

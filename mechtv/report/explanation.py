@@ -3,6 +3,7 @@
 Like the page of a run it is one file that asks nothing of the network.
 """
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from mechtv.files import write_whole
 from mechtv.plots.style import fixed, look_of
 from mechtv.report.findings import finding
 from mechtv.report.markup import NOTHING, Html, facts, key_figure, table, text
-from mechtv.report.origin import duration
+from mechtv.report.origin import DTYPE, duration, template_words
 from mechtv.report.page import drawn, style, template
 from mechtv.study.explain import Explanation, Finding
 
@@ -162,9 +163,22 @@ def _short(value: object) -> str:
 
 
 def _command(e: Explanation) -> str:
+    """The command line that makes the page again; what the vector's card says is left out."""
+    card, words = e.vector.card, ["mechtv", "explain", "VECTOR"]
+    if e.model.name != card.model:
+        words += ["--model", e.model.name]
+    if e.task.source is not None or e.task.name != card.task:
+        words += ["--task", e.task.source or e.task.name]
+    by_card = e.task.name == card.task and e.task.source is None
+    if not (by_card and e.task.template.description == card.template):
+        words += template_words(e.task)
+    if e.model.dtype != DTYPE:
+        words += ["--dtype", e.model.dtype]
+    words += ["--n", str(e.injected.accuracy.n), "--seed", str(e.seed)]
     parts = [found.name for found in e.findings]
-    some = "" if set(parts) >= set(SECTIONS) else f" --parts {','.join(parts)}"
-    return f"mechtv explain VECTOR --n {e.injected.accuracy.n} --seed {e.seed}{some}"
+    if not set(parts) >= set(SECTIONS):
+        words += ["--parts", ",".join(parts)]
+    return shlex.join(words)
 
 
 SECTIONS: dict[str, Section] = {

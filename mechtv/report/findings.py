@@ -74,7 +74,8 @@ def _heads(found: HeadRankings) -> str:
     rho = found.saliency.compare(found.ablation)
     return (
         f"Most salient heads (layer, head): {', '.join(map(str, first))}. Over all {rho.n} heads "
-        f"saliency and exhaustive ablation agree with Spearman’s ρ = {estimate_text(rho)}."
+        f"Spearman’s ρ of saliency and exhaustive ablation is {estimate_text(rho)} (95 % over "
+        "resampled heads)."
     )
 
 
@@ -85,7 +86,7 @@ def _ablation(found: Ablation) -> str:
     return (
         f"Without its {len(found.heads)} key heads ({found.mode} ablation) accuracy goes from "
         f"{estimate_text(intact)} to {estimate_text(ablated)}; without as many random heads it "
-        f"stays at {fixed(float(drawn.mean()))}, 95 % of {len(drawn)} sets in "
+        f"is {fixed(float(drawn.mean()))}, 95 % of {len(drawn)} sets in "
         f"[{fixed(float(low))}, {fixed(float(high))}] "
         f"(log-probability: p {p_text(found.p_value())})."
     )
@@ -105,7 +106,8 @@ def _propagation(found: Propagation) -> str:
     accuracy = {name: answers.estimates()[ACCURACY] for name, answers in found.answers.items()}
     return (
         f"A linear map fitted to {found.n_perturbations} perturbations of θ is {found.describe()}; "
-        f"on held-out ones and other queries R² is {estimate_text(found.r2)} counted from no "
+        f"on held-out ones (brackets are over them) and other queries R² is "
+        f"{estimate_text(found.r2)} counted from no "
         f"effect, and {estimate_text(found.r2_centred)} for the effects’ variation about their "
         f"mean ({estimate_text(found.same_queries.r2(centred=True))} on the queries of the fit). "
         f"Added at the end, Wθ has "
@@ -162,6 +164,8 @@ def _lens(found: Lens) -> str | None:
     if found.injected is None:
         return None
     accuracy = found.injected.correct.mean(axis=1)
+    if not accuracy[-1]:
+        return "The injected run gives no right answer, so there is no depth at which it has half."
     half = int(np.argmax(accuracy >= accuracy[-1] / 2))
     return (
         f"Under the logit lens the injected run reaches half of its final accuracy "

@@ -64,8 +64,7 @@ def command(overview: Overview) -> str:
     n_test = overview.settings[0].evaluation.accuracy.n
     if n_test != len(overview.task.split("test", seed=overview.seed)):
         words += ["--n", str(n_test)]
-    if overview.task.template != _own_template(overview.task):
-        words += ["--template", overview.task.template.description.replace("\n", "\\n")]
+    words += template_words(overview.task)
     if overview.model.dtype != DTYPE:
         words += ["--dtype", overview.model.dtype]
     epochs = learned_card(overview).settings.get("epochs", EPOCHS)
@@ -73,6 +72,13 @@ def command(overview: Overview) -> str:
         words += ["--epochs", str(epochs)]
     words += ["--shots", str(overview.shots), "--seed", str(overview.seed)]
     return shlex.join(words)
+
+
+def template_words(task: Task) -> list[str]:
+    """The option that gives a task its template; none where the task comes with it."""
+    if task.template == _own_template(task):
+        return []
+    return ["--template", task.template.description.replace("\n", "\\n")]
 
 
 def duration(seconds: float) -> str:

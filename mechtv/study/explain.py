@@ -86,7 +86,7 @@ class Explanation:
     seconds: float
 
     def __getitem__(self, name: str) -> Any:
-        """The result of a part.
+        """The result of a part; None where it was refused.
 
         Raises:
             UnknownName: if it was not run.

@@ -1,6 +1,8 @@
 """One vector explained in every way, on a tiny model: the parts, the page, the command."""
 
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +21,9 @@ from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput, UnknownName
 from mechtv.evaluation.accuracy import evaluate
 from mechtv.report import explanation_html
-from mechtv.report.explanation import SECTIONS
+from mechtv.report.explanation import SECTIONS, _command
 from mechtv.report.findings import FINDINGS, finding
-from mechtv.study.explain import PARTS
+from mechtv.study.explain import PARTS, Finding
 from mechtv.vectors import Add, Card, Edit, Replace, Site, TaskVector
 
 MANY_HEADS = {"num_attention_heads": 8, "num_hidden_layers": 5}
@@ -120,6 +122,31 @@ def test_the_page_is_whole_and_shows_every_part(explained) -> None:
     assert "nan" not in words.lower().split()
 
 
+def test_the_page_tells_how_to_make_it_again(explained) -> None:
+    _, _, found = explained
+    words = shlex.split(_command(found))
+    assert words[:3] == ["mechtv", "explain", "VECTOR"]
+    said = dict(zip(words[3::2], words[4::2], strict=True))
+    assert said == {
+        "--model": found.model.name, "--task": "invented", "--template": "{input} -> {answer}",
+        "--dtype": "float64", "--n": "6", "--seed": "0",
+    }  # fmt: skip
+    card = replace(
+        found.vector.card, model=found.model.name, task="invented", template="{input} -> {answer}"
+    )
+    at_home = replace(found, vector=replace(found.vector, card=card))
+    assert _command(at_home) == "mechtv explain VECTOR --dtype float64 --n 6 --seed 0"
+    elsewhere = replace(at_home, task=replace(found.task, source="some words.json"))
+    assert "--task 'some words.json' --template '{input} -> {answer}'" in _command(elsewhere)
+
+
+def test_a_run_without_right_answers_has_no_half_of_them(explained) -> None:
+    lens = explained[2]["lens"]
+    none = replace(lens.injected, correct=np.zeros_like(lens.injected.correct))
+    part = Finding(name="lens", result=replace(lens, injected=none), seconds=0.0)
+    assert finding(part).startswith("The injected run gives no right answer")
+
+
 def test_the_command_writes_the_page_and_the_tables(tmp_path: Path) -> None:
     tiny_hf("llama", torch.float32, **MANY_HEADS).save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
@@ -131,7 +158,7 @@ def test_the_command_writes_the_page_and_the_tables(tmp_path: Path) -> None:
     made = {"model": str(tmp_path / "model"), "task": str(tmp_path / "pairs.json")}
     file = vector_at(model, **made, template="{input} -> {answer}").save(tmp_path / "v.safetensors")
     out = tmp_path / "new" / "out"
-    result = call("explain", file, "--out", out, "--parts", "readers,lens", "--n", 4)
+    result = call("explain", file, "--out", out, "--parts", "readers, lens", "--n", 4)
     assert result.exit_code == 0, result.output
     assert "Shapley" in result.output
     assert {path.name for path in (out / "tables").iterdir()} == {
@@ -141,6 +168,8 @@ def test_the_command_writes_the_page_and_the_tables(tmp_path: Path) -> None:
     assert "<html" in (out / "explanation.html").read_text(encoding="utf-8")
     refused = call_fails("explain", file, "--parts", "nonsense")
     assert "nonsense" in refused
+    with pytest.raises(InvalidInput, match=r"The folder '.*v.safetensors.*' cannot be made"):
+        call("explain", file, "--out", file, "--parts", "lens")
 
 
 def call_fails(*words: object) -> str:
