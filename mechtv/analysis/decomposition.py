@@ -274,9 +274,7 @@ def decomposed(
     return torch.cat([*contributions, *norms, measured], dim=1).cpu().double()
 
 
-def _check_all_is_there(
-    moved: Float[Tensor, " query"], errors: Float[Tensor, " query"]
-) -> None:
+def _check_all_is_there(moved: Float[Tensor, " query"], errors: Float[Tensor, " query"]) -> None:
     """Whether the parts are all, but for rounding, over all queries together."""
     left = float((moved * errors).norm() / moved.norm())
     if left > LARGEST_ERROR:

@@ -19,6 +19,8 @@ from mechtv.vectors.inject import check_fits
 from mechtv.vectors.site import Site
 from mechtv.vectors.vector import TaskVector
 
+ROUNDING = 1e-6  # of a vector's norm: what centring may leave of a constant one
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
@@ -37,7 +39,8 @@ class Subject:
 
         Raises:
             InvalidInput: unless the vector adds one value at the input of one block (or, which is
-                the same place, at the output of the block before), at position -1 of the prompt.
+                the same place, at the output of the block before), at position -1 of the prompt;
+                or if the model's norms see nothing of it.
         """
         for edit in vector.edits:
             check_fits(model, edit)
@@ -62,7 +65,15 @@ class Subject:
                 "left to explain; give one that is added before a block."
             )
         value = edit.operation.value.detach().to(device_of(model))
-        return cls(layer=layer, theta=value.reshape(-1))
+        subject = cls(layer=layer, theta=value.reshape(-1))
+        exact = subject.theta.cpu().double()
+        seen, whole = (float(x.norm()) for x in (subject.as_seen(model, exact), exact))
+        if not seen > ROUNDING * whole:
+            raise InvalidInput(
+                f"The vector has norm {whole:.3g}, as this model's norms see it {seen:.3g}: there "
+                "is no effect to explain; give a vector that is neither zero nor constant nor NaN."
+            )
+        return subject
 
     def vector(self, theta: Float[Tensor, " d_model"] | None = None) -> TaskVector:
         """Theta, or another value in its place, as a task vector."""

@@ -250,8 +250,8 @@ def n_chosen(how_many: int | float, n_heads: int) -> int:
         return math.ceil(Decimal(str(how_many)) * n_heads)  # as written: 0.07 of 100 is 7, not 8
     if not 1 <= index(how_many) <= n_heads:
         raise InvalidInput(
-            f"{how_many} heads were asked for, of {n_heads} that are ranked; give 1 to {n_heads}, or "
-            "a share such as 0.1."
+            f"{how_many} heads were asked for, of {n_heads} that are ranked; give 1 to {n_heads}, "
+            "or a share such as 0.1."
         )
     return index(how_many)
 

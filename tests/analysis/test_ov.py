@@ -241,9 +241,7 @@ def test_each_head_is_what_the_attention_makes_of_theta_under_a_frozen_pattern_a
     if hasattr(block, "ln1_post"):  # behind the attention is a norm, whose scale is frozen too
         reads = [at + "ln1_post.hook_in", at + "ln1_post.hook_out"]
         ends, _ = naive_pass(model, ids, added, reads)
-        post = functools.partial(
-            frozen_by_hand, block.ln1_post, *(ends[name] for name in reads)
-        )
+        post = functools.partial(frozen_by_hand, block.ln1_post, *(ends[name] for name in reads))
         measured = torch.stack([post(head, False) for head in measured])
         whole = post(whole, False)
     assert whole.norm() > 0.01

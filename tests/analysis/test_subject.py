@@ -45,6 +45,23 @@ def test_theta_is_detached_and_flat_and_another_takes_its_place(slots) -> None:
     assert torch.equal(subject.vector().value(), value.detach().reshape(-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_the_norms_cannot_see_is_no_subject(dtype) -> None:
+    def subject(family, value):
+        edit = Edit(site=Site(layer=1), operation=Add(value=value.to(dtype)))
+        return Subject.of(tiny_shared(family), vector_of(edit))
+
+    constant = torch.full((D_MODEL,), 0.3)
+    for family, value in (
+        ("llama", torch.zeros(D_MODEL)), ("gpt2", torch.zeros(D_MODEL)), ("gpt2", constant),
+        ("llama", torch.full((D_MODEL,), torch.nan)),
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput, match="neither zero nor constant nor NaN"):
+            subject(family, value)
+    assert torch.equal(subject("llama", constant).theta, constant.to(dtype))
+    assert subject("gpt2", noise(D_MODEL)).layer == 1
+
+
 def test_a_vector_that_acts_on_new_tokens_too_is_the_same_at_the_prompt() -> None:
     model = tiny_shared("llama")
     both = Subject.of(model, additive(model, layer=1, acts_on="both"))

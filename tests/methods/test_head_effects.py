@@ -258,7 +258,9 @@ def test_a_share_of_the_heads_is_rounded_up(shape, share, count):
 
 @pytest.mark.parametrize("how_many", [0, -1, 7])
 def test_no_heads_or_more_than_there_are_is_one_sentence(how_many):
-    with pytest.raises(InvalidInput, match=f"{how_many} heads were asked for, of 6 that are ranked"):
+    with pytest.raises(
+        InvalidInput, match=f"{how_many} heads were asked for, of 6 that are ranked"
+    ):
         made(np.zeros((2, 3))).top(how_many)
 
 
