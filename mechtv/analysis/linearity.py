@@ -352,8 +352,6 @@ def _second(
     model: TransformerBridge, subject: Subject, other: TaskVector | None
 ) -> Float[Tensor, " d_model"] | None:
     """What is added to theta in the superposition, if it is given."""
-    if not float(subject.theta.norm()):
-        raise InvalidInput("The vector is zero, so it has no effect to predict; give another.")
     if other is None:
         return None
     found = Subject.of(model, other)
