@@ -15,7 +15,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import UnknownName
 from mechtv.evaluation.intervals import Estimate, mean, share
-from mechtv.forward.run import in_batches, last_logits, log_probabilities
+from mechtv.forward.run import in_batches, last_logits, log_probabilities, wide
 from mechtv.forward.unembed import logit_factor
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors.vector import TaskVector
@@ -161,8 +161,11 @@ def fixed_rivals(
 def contrast(
     model: TransformerBridge, prompts: Prompts, against: Int[Tensor, "query rival"]
 ) -> Float[Tensor, "query d_model"]:
-    """The direction, behind the final norm, that is the logit difference (before any soft cap)."""
+    """The direction, behind the final norm, that is the logit difference before any soft cap.
+
+    At least float32: a difference of weights of a short type is no number of that type.
+    """
     unembedding = model.W_U.detach()
     answers = prompts.first_answer_tokens.to(unembedding.device)
-    wrong = unembedding[:, against.to(unembedding.device)].mean(dim=2)
-    return logit_factor(model) * (unembedding[:, answers] - wrong).T
+    wrong = wide(unembedding[:, against.to(unembedding.device)]).mean(dim=2)
+    return logit_factor(model) * (wide(unembedding[:, answers]) - wrong).T
