@@ -88,14 +88,17 @@ class Ablation:
         """How rarely a random set's ablation leaves as low a score as the given heads' does.
 
         (1 + sets whose score is as low or lower) / (1 + sets): 1/21 is the least for 20 sets. NaN
-        without random sets.
+        without random sets, or where a given head lies before the vector's block: no random set
+        has such heads, so they are no measure of it.
 
         Raises:
             UnknownName: if there is no such score.
         """
         values = self.random_values(score)
+        if not len(values) or min(self.heads)[0] < self.layer:
+            return math.nan
         as_low = values <= self.ablated.values(score).mean()
-        return float((1 + as_low.sum()) / (1 + len(values))) if len(values) else float("nan")
+        return float((1 + as_low.sum()) / (1 + len(values)))
 
     def compare(self, score: str = "log-probability") -> Comparison:
         """The given heads ablated minus intact, on the same queries, with a paired test.

@@ -7,6 +7,7 @@ token to the last token, and what earlier blocks wrote there likewise.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -123,13 +124,14 @@ def attention_of_heads(
 
     Raises:
         InvalidInput: for a vector that is not one value added at the last token, heads that do not
-            exist, fewer other heads than `n_random`, or `final` or `n_random` below 1.
+            exist, fewer other heads than `n_random`, or a `final` or `n_random` that is no
+            whole number above 0.
     """
     subject, heads = Subject.of(model, vector), check_heads(model, heads)
     seed = seed_for(vector) if seed is None else seed
     for name, value in (("final", final), ("n_random", n_random)):
-        if value < 1:
-            raise InvalidInput(f"{name}={value} is too small; use 1 or more.")
+        if not isinstance(value, Integral) or value < 1:
+            raise InvalidInput(f"{name}={value!r} is no count; use a whole number, 1 or more.")
     drawn = _drawn(other_heads(model, heads, layer=subject.layer), n_random, seed)
     every = tuple(sorted((*heads, *drawn)))
     prompts = Prompts.of(model, task, split=split, n=n, seed=seed)

@@ -1,6 +1,7 @@
-"""What is left of a vector's effect without its key heads, beside random sets of as many."""
+"""What is left of a vector's effect without some heads, beside random sets of as many."""
 
-from collections.abc import Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,16 @@ from mechtv.analysis.ablation import Ablation
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.scores import FULL, Scale
-from mechtv.plots.style import INK, LOOKS, about, error_bars, estimate_text, plain, titled
+from mechtv.plots.style import (
+    INK,
+    LOOKS,
+    about,
+    basis_text,
+    error_bars,
+    estimate_text,
+    plain,
+    titled,
+)
 
 WIDTH = 0.26  # of a bar; groups stand 1 apart
 SPREAD = 0.08  # dots of random sets lie so far to either side
@@ -23,7 +33,7 @@ TITLES = {
 }
 BARS = {
     "intact": ("No head ablated", LOOKS["learned"].color, ""),
-    "given heads": ("Key heads ablated", LOOKS["hidden_state"].color, "/"),
+    "given heads": ("Given heads ablated", LOOKS["hidden_state"].color, "/"),
     "random heads": ("Random heads ablated", "#b8bec6", "."),
 }
 
@@ -47,7 +57,7 @@ def ablation(results: Ablation | Sequence[Ablation], score: str = FULL) -> go.Fi
     rows = pd.concat(
         [_rows(table, score).assign(x=float(place)) for place, table in enumerate(tables)]
     )
-    figure = titled(f"{scale.name} without key heads", *_lines(every), height=HEIGHT)
+    figure = titled(f"{scale.name} without the given heads", *_lines(every), height=HEIGHT)
     for number, condition in enumerate(BARS):
         own = rows[rows["condition"] == condition]
         if len(own):
@@ -74,11 +84,14 @@ def _rows(table: pd.DataFrame, score: str) -> pd.DataFrame:
 
 
 def _names(results: Sequence[Ablation]) -> list[str]:
-    several = len({result.mode for result in results}) > 1
-    return [
-        f"{plain(result.task)}<br>θ at block {result.layer}{f', {result.mode}' if several else ''}"
-        for result in results
-    ]
+    """Task and block of each, and whatever else tells them apart."""
+    more = [(result.mode, result.split, result.provenance.model) for result in results]
+    apart = [len(set(column)) > 1 for column in zip(*more, strict=True)]
+    names = []
+    for result, fields in zip(results, more, strict=True):
+        parts = [f"θ at block {result.layer}", *itertools.compress(fields, apart)]
+        names.append(f"{plain(result.task)}<br>{', '.join(map(about, parts))}")
+    return names
 
 
 def _lines(results: Sequence[Ablation]) -> list[str]:
@@ -86,13 +99,20 @@ def _lines(results: Sequence[Ablation]) -> list[str]:
         low, high = min(numbers), max(numbers)
         return str(low) if low == high else f"{low}–{high}"
 
-    first, tasks = results[0], {result.task for result in results}
-    what = first.task if len(tasks) == 1 else f"{len(tasks)} tasks"
+    def all_of(names: Iterable[str]) -> str:
+        return ", ".join(sorted(set(names)))
+
+    def one_or_count(names: Iterable[str], kind: str) -> str:
+        found = set(names)
+        return found.pop() if len(found) == 1 else f"{len(found)} {kind}"
+
+    tasks = one_or_count((result.task for result in results), "tasks")
+    models = one_or_count((result.provenance.model for result in results), "models")
     n = range_of([len(result.queries) for result in results])
-    modes = ", ".join(sorted({result.mode for result in results}))
+    splits, modes = (all_of(getattr(r, name) for r in results) for name in ("split", "mode"))
     heads = range_of([len(result.heads) for result in results])
     return [
-        f"{about(what, first.provenance.model)} · n = {n} {first.split} queries · {modes} ablation",
+        f"{about(tasks, models)} · n = {n} {splits} queries · {modes} ablation",
         f"{heads} heads at once; bars: 95 % intervals, of random heads 95 % of the sets (dots)",
     ]
 
@@ -114,14 +134,13 @@ def _bar(condition: str, rows: pd.DataFrame, scale: Scale, shift: float) -> go.B
 
 
 def _hover(name: str, estimate: Estimate, row: Mapping[Hashable, Any], scale: Scale) -> str:
-    kind = "95 % interval"
-    more = ""
+    basis, more = basis_text(estimate), ""
     if row["condition"] == "random heads":
-        kind = f"mean and 95 % range of {row['n_sets']:.0f} sets"
+        basis = basis_text(estimate, f"mean and 95 % range of {row['n_sets']:.0f} sets")
     elif row["condition"] == "given heads" and not pd.isna(row["p_value"]):
         more = f"<br>rank among random sets: p = {row['p_value']:.3f}"
     numbers = estimate_text(estimate, scale.digits, scale.unit)
-    return f"<b>{name}</b><br>{numbers}<br>{kind}, n = {estimate.n}{more}"
+    return f"<b>{name}</b><br>{numbers}<br>{basis}{more}"
 
 
 def _dots(result: Ablation, score: str, scale: Scale, x: float, first: bool) -> go.Scatter:

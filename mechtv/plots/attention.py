@@ -1,5 +1,7 @@
 """Where key heads and random heads look from the last token, as stacked shares."""
 
+import math
+
 import plotly.graph_objects as go
 
 from mechtv.analysis.attention import PARTS, AttentionShares
@@ -7,8 +9,9 @@ from mechtv.evaluation.intervals import Estimate, mean
 from mechtv.plots.style import LOOKS, about, hover, titled
 
 HEIGHT = 500
+BELOW, TURNED = 118, 44  # pixels below the bars, and more for upright labels
 PATTERN = {"fillmode": "overlay", "solidity": 0.15, "size": 7}
-MOST_LEVEL = 24  # labels that fit side by side
+MOST_LEVEL, MOST_LABELS = 16, 48  # bars whose labels fit side by side, level and upright
 COLORS = {
     "first token": ("First token (sink)", "#b8bec6", ""),
     "rest": ("Rest of the prompt", LOOKS["linear"].color, "/"),
@@ -19,7 +22,10 @@ GROUPS = {"key": "Key heads", "random": "Random heads"}
 
 
 def attention_shares(shares: AttentionShares) -> go.Figure:
-    """The attention from the last token in four parts: both groups' means, then each key head."""
+    """The attention from the last token in four parts: both groups' means, then each key head.
+
+    Of very many heads only some are named below their bars, all of them at the pointer.
+    """
     figure = titled(
         "Attention of key heads from the last token",
         f"{about(shares.task, shares.provenance.model)} · θ at block {shares.layer} · "
@@ -30,18 +36,29 @@ def attention_shares(shares: AttentionShares) -> go.Figure:
     )
     means = {group: shares.estimates(group) for group in GROUPS}
     names = [*GROUPS.values(), *(f"Head {layer}.{head}" for layer, head in shares.heads)]
-    ticks = [name.removeprefix("Head ").replace(" ", "<br>") for name in names]
     for number, part in enumerate(PARTS):
         estimates = [means[group][part] for group in GROUPS]
         estimates += [mean(own[:, number]) for own in shares.shares]
         figure.add_trace(_bars(part, names, estimates))
     figure.add_vline(x=1.5, line={"width": 1, "dash": "dot"})
     figure.update_layout(barmode="stack", bargap=0.2, legend_traceorder="normal")
-    figure.update_xaxes(
-        showgrid=False, tickvals=list(range(len(names))), ticktext=ticks,
-        tickangle=0 if len(names) <= MOST_LEVEL else 90,
-    )  # fmt: skip
+    _name_bars(figure, names)
     return figure.update_yaxes(title_text="Share of attention", range=[0, 1.0], dtick=0.2)
+
+
+def _name_bars(figure: go.Figure, names: list[str]) -> None:
+    """Labels side by side while they fit, then upright, then of some heads only."""
+    level = len(names) <= MOST_LEVEL
+    heads = range(len(GROUPS), len(names), math.ceil(len(names) / MOST_LABELS))
+    places = [*range(len(GROUPS)), *heads]
+    texts = [names[place].removeprefix("Head ") for place in places]
+    if level:
+        texts = [text.replace(" ", "<br>") for text in texts]
+    else:
+        figure.update_layout(height=HEIGHT + TURNED, margin={"b": BELOW + TURNED})
+    figure.update_xaxes(
+        showgrid=False, tickvals=places, ticktext=texts, tickangle=0 if level else -90
+    )
 
 
 def _bars(part: str, names: list[str], estimates: list[Estimate]) -> go.Bar:

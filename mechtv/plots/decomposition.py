@@ -17,6 +17,7 @@ from mechtv.plots.style import (
     MUTED,
     Look,
     about,
+    basis_text,
     error_bars,
     estimate_text,
     fixed,
@@ -52,7 +53,7 @@ def decomposition(parts: Decomposition) -> go.Figure:
     measured = intervals.mean(parts.change)
     text = (
         f"<b>{MEASURED}</b>, the sum of all parts<br>{estimate_text(measured, 3)} logits<br>"
-        f"95 % interval, n = {measured.n}"
+        f"{basis_text(measured)}"
     )
     outlined = {"color": "white", "line": {"color": INK, "width": 2}}
     figure.add_trace(_bar(MEASURED, measured, text, outlined))
@@ -173,4 +174,4 @@ def _hover(label: str, row: Mapping[Hashable, Any]) -> str:
     e = _estimate(row)
     numbers = f"{fixed(e.value, 3)} {interval_text(e, 3)}".strip()
     share = "" if pd.isna(row["share"]) else f"<br>{fixed(100 * row['share'], 1)} % of the change"
-    return f"<b>{label}</b><br>{numbers} logits{share}<br>95 % interval, n = {e.n}"
+    return f"<b>{label}</b><br>{numbers} logits{share}<br>{basis_text(e)}"

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from mechtv.evaluation.intervals import Estimate
 from mechtv.methods.head_effects import HeadEffects
-from mechtv.plots.style import GRID, LOOKS, about, fixed, interval_text, titled
+from mechtv.plots.style import GRID, LOOKS, about, basis_text, fixed, interval_text, titled
 
 N_NUMBERED = 10
 DIGITS = 4
@@ -74,5 +74,5 @@ def _hover(row: Mapping[Hashable, Any]) -> str:
     numbers = f"{fixed(estimate.value, DIGITS)} {interval_text(estimate, DIGITS)}".strip()
     return (
         f"<b>Layer {row['layer']}, head {row['head']}</b> (rank {row['rank']})<br>{numbers}<br>"
-        f"95 % interval, n = {estimate.n}"
+        + basis_text(estimate)
     )

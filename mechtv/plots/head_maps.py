@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 
 from mechtv.analysis.head_maps import HeadMaps
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.style import GRID, LOOKS, about, fixed, interval_text, plain, titled
+from mechtv.plots.style import GRID, LOOKS, about, basis_text, fixed, interval_text, plain, titled
 
 N_NUMBERED = 10
 NEGATIVE, ZERO, POSITIVE = LOOKS["hidden_state"].color, "#ffffff", LOOKS["learned"].color
@@ -100,7 +100,7 @@ def _hover(row: Mapping[Hashable, Any]) -> str:
     return (
         f"<b>Block {row['layer']}, head {row['head']}</b><br>"
         f"{fixed(e.value, 3)} {interval_text(e, 3)} logits<br>"
-        f"95 % interval, n = {e.n}<br>"
+        f"{basis_text(e)}<br>"
         f"norm {fixed(row['output norm'], 1)} · cosine with θ {fixed(row['cosine'])}<br>"
         f"attends to itself: {fixed(row['attention to itself'])}<br>"
         f"{plain(row['tokens'])}"

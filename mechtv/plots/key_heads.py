@@ -1,20 +1,24 @@
 """Which heads a vector's effect needs: every head as a heat map, and key heads by layer."""
 
-from collections.abc import Hashable, Mapping
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Shaped
 
+from mechtv.analysis.circuits import Head
 from mechtv.analysis.heads import HeadRanking
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.style import GRID, LOOKS, about, fixed, interval_text, titled
+from mechtv.plots.style import GRID, INK, LOOKS, about, basis_text, estimate_text, titled
 
 NEGATIVE, ZERO, POSITIVE = LOOKS["hidden_state"].color, "#ffffff", LOOKS["learned"].color
-MOST_TICKS = 36
+MOST_TICKS = 36  # labels, or numbers in cells, that stay legible side by side
+MOST_COUNTS = 8  # labels on the axis of counts
 CELL, FRAME, LEAST, MOST = 24, 390, 560, 1100  # heights in pixels
 LOWER = 0.25  # of the height, for the histogram
+TOP = 14  # pixels above the title
 DIGITS = 4
 UNITS = {"probability": "probability", "log-probability": "nats"}
 
@@ -22,34 +26,42 @@ UNITS = {"probability": "probability", "log-probability": "nats"}
 def key_heads(ranking: HeadRanking, how_many: int | float = 0.1) -> go.Figure:
     """What heads are ranked by, layers from left to right; below, how many key heads a layer has.
 
-    Key heads are numbered by rank.
+    Key heads are numbered by rank; where cells are too small for that, they are framed.
 
     Args:
         how_many: as in `HeadRanking.top`: a count, or a share of the heads shown.
     """
     chosen = ranking.top(how_many)
     n_layers, n_heads = ranking.importance.shape
+    numbered = max(n_layers, n_heads) <= MOST_TICKS
+    height = int(np.clip(FRAME + CELL * n_heads, LEAST, MOST))
     figure = titled(
         "Key heads: the heads that the vector's effect needs",
         f"{about(ranking.task, ranking.provenance.model)} · θ at block {ranking.layer} · "
         f"n = {len(ranking.queries)} {ranking.split} queries",
-        f"{ranking.measure[:1].upper()}{ranking.measure[1:]}; numbered: the {len(chosen)} key "
-        f"heads of {n_layers * n_heads}",
-        height=int(np.clip(FRAME + CELL * n_heads, LEAST, MOST)),
+        f"{ranking.measure[:1].upper()}{ranking.measure[1:]}; "
+        f"{'numbered' if numbered else 'framed'}: the {len(chosen)} key heads of "
+        f"{n_layers * n_heads}",
+        height=height,
     )
     figure.set_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[1 - LOWER, LOWER], vertical_spacing=0.06
     )
-    figure.add_trace(_map(ranking, len(chosen)), row=1, col=1)
-    figure.add_trace(_histogram(ranking, how_many), row=2, col=1)
-    figure.update_layout(margin={"b": 64}, plot_bgcolor=GRID)
-    figure.update_xaxes(showgrid=False, dtick=1 if n_layers <= MOST_TICKS else None)
+    figure.add_trace(_map(ranking, len(chosen) if numbered else 0), row=1, col=1)
+    counts = _histogram(ranking, how_many)
+    figure.add_trace(counts, row=2, col=1)
+    if not numbered:
+        figure.add_trace(_frames(chosen), row=1, col=1)
+    figure.update_layout(margin={"b": 64}, plot_bgcolor=GRID, title_y=1 - TOP / height)
+    blocks = {"range": [ranking.layer - 0.5, ranking.layer + n_layers - 0.5]}
+    figure.update_xaxes(showgrid=False, dtick=1 if n_layers <= MOST_TICKS else None, **blocks)
     figure.update_xaxes(title_text="Block", row=2, col=1)
-    heads = {"autorange": "reversed", "dtick": 1 if n_heads <= MOST_TICKS else None}
+    heads = {"range": [n_heads - 0.5, -0.5], "dtick": 1 if n_heads <= MOST_TICKS else None}
     figure.update_yaxes(
         title_text="Head", showgrid=False, rangemode="normal", **heads, row=1, col=1
     )
-    return figure.update_yaxes(title_text="Key heads", gridcolor="white", row=2, col=1)
+    step = math.ceil(max(counts.y) / MOST_COUNTS)
+    return figure.update_yaxes(title_text="Key heads", gridcolor="white", dtick=step, row=2, col=1)
 
 
 def _map(ranking: HeadRanking, n_numbered: int) -> go.Heatmap:
@@ -89,6 +101,17 @@ def _histogram(ranking: HeadRanking, how_many: int | float) -> go.Bar:
     )
 
 
+def _frames(heads: Sequence[Head]) -> go.Scatter:
+    return go.Scatter(
+        x=[layer for layer, _ in heads],
+        y=[head for _, head in heads],
+        mode="markers",
+        marker={"symbol": "square-open", "size": 9, "color": INK, "line": {"width": 1.5}},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
 def _grid(texts: list[str], shape: tuple[int, ...]) -> list[list[str]]:
     """One text a head, as rows of heads x columns of layers."""
     grid: Shaped[np.ndarray, "layer head"] = np.reshape(np.array(texts, dtype=object), shape)
@@ -100,5 +123,5 @@ def _hover(row: Mapping[Hashable, Any], unit: str) -> str:
     e = Estimate(value=row["value"], low=row["low"], high=row["high"], n=row["n"])
     return (
         f"<b>Block {row['layer']}, head {row['head']}</b> (rank {row['rank']})<br>"
-        f"{fixed(e.value, DIGITS)} {interval_text(e, DIGITS)} {unit}<br>95 % interval, n = {e.n}"
+        f"{estimate_text(e, DIGITS, unit)}<br>{basis_text(e)}"
     )

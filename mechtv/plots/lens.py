@@ -10,7 +10,17 @@ from mechtv.analysis.lens import FULL, LABELS
 from mechtv.analysis.logit_lens import Lens
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.panels import finished
-from mechtv.plots.style import LOOKS, MUTED, Look, about, estimate_text, look_of, plain, titled
+from mechtv.plots.style import (
+    LOOKS,
+    MUTED,
+    Look,
+    about,
+    basis_text,
+    estimate_text,
+    look_of,
+    plain,
+    titled,
+)
 
 AXES = {
     FULL: "Accuracy (full vocabulary)",
@@ -28,7 +38,7 @@ SIGNS = {"\n": "↵", "\t": "⇥", "\xa0": "⍽", " ": "·"}
 def lens_curves(lens: Lens) -> go.Figure:
     """What the lens reads at each depth: accuracy, logit difference and rank of the answer.
 
-    The curves part at the depth where the vector is added; bands are 95 % intervals.
+    The curves part at the first depth that the vector can change; bands are 95 % intervals.
     """
     table = lens.table()
     scores = [FULL if lens.plain.correct_label is None else LABELS, "logit difference"]
@@ -150,7 +160,8 @@ def _strip(tokens: pd.DataFrame) -> go.Heatmap:
 
 
 def _where(lens: Lens) -> str:
-    return "" if lens.layer is None else f"; dotted line: the vector is added at {lens.layer}"
+    first = f"; dotted line: {lens.layer}, the first depth that the vector can change"
+    return "" if lens.layer is None else first
 
 
 def _hover(label: str, row: Mapping[object, object]) -> str:
@@ -158,7 +169,7 @@ def _hover(label: str, row: Mapping[object, object]) -> str:
     estimate = Estimate(**numbers, n=int(str(row["n"])))
     return (
         f"<b>{plain(label)}</b>, depth {row['depth']}<br>{estimate_text(estimate)}<br>"
-        f"95 % interval, n = {estimate.n}"
+        f"{basis_text(estimate)}"
     )
 
 

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from mechtv.analysis.readers import READERS, SETTINGS, Readers
 from mechtv.errors import UnknownName
 from mechtv.evaluation.intervals import Estimate
+from mechtv.plots.panels import BELOW, ENTRIES, ENTRY_HEIGHT
 from mechtv.plots.style import (
     GRID,
     INK,
@@ -31,6 +32,8 @@ POINTS = {
     "alone": ("Shown to it alone", "circle", -0.22),
     "withheld": ("Hidden from it alone", "diamond", 0.22),
 }
+MOST_LEVEL, MOST_UPRIGHT = 4, 12  # ranges whose shares fit side by side, level and upright
+SHARES, TOP = 436, 14  # pixels of the figure of shares above its foot, and above its title
 NAMES = tuple(name[0].upper() + name[1:] for name in READERS)
 
 
@@ -81,18 +84,22 @@ def reader_shares(readers: Readers, score: str = LOG_PROBABILITY) -> go.Figure:
 
     Above each bar stands its share of the gain, with its 95 % interval. Beside the bars: the gain
     when theta is shown to this reader alone, and the loss when it is hidden from it alone. Several
-    ranges of blocks stand side by side, each with the gain that it makes by itself.
+    ranges of blocks stand side by side, each with the gain that it makes by itself. The shares of
+    very many ranges, which no longer fit, are at the pointer only.
 
     Raises:
         UnknownName: if there is no such score.
     """
     table = readers.effects(score)
     labels = table["blocks"].unique().tolist()
+    written = len(labels) <= MOST_UPRIGHT
+    below = BELOW + ENTRY_HEIGHT * math.ceil((len(labels) + len(POINTS)) / ENTRIES)
     figure = titled(
         f"What each reader contributes: {_named(score).lower()}",
         _where(readers, *readers.blocks),
-        "Bars: Shapley values, with their share of the gain above · 95 % intervals over queries",
-        height=560,
+        f"Bars: Shapley values{', with their share of the gain above' if written else ''} · "
+        "95 % intervals over queries",
+        height=SHARES + below,
     )
     width = 0.72 / len(labels)
     colors = [BETTER] if len(labels) == 1 else depth_colors(len(labels))
@@ -102,16 +109,19 @@ def reader_shares(readers: Readers, score: str = LOG_PROBABILITY) -> go.Figure:
         name = f"Shapley value, blocks {label.replace('-', '–')}"
         rows = own[own["effect"] == "Shapley value"].to_dict("records")
         figure.add_trace(_value_bars(rows, at, width, name, color))
-        _write_shares(figure, rows, at, with_interval=len(labels) == 1)
+        if written:
+            _write_shares(figure, rows, at, n_ranges=len(labels))
         for effect, (meaning, symbol, shift) in POINTS.items():
             beside = at + shift * width
-            points = _points(own[own["effect"] == effect], beside, meaning, symbol)
+            size = max(5.0, min(10.0, 40 / len(labels)))
+            points = _points(own[own["effect"] == effect], beside, meaning, symbol, size)
             figure.add_trace(points.update(showlegend=place == 0))
     figure.add_hline(0, line={"color": MUTED, "width": 1})
     figure.update_xaxes(tickvals=list(range(len(READERS))), ticktext=NAMES, showgrid=False)
-    figure.update_yaxes(title_text=f"Gain in {_axis(score).lower()}", range=_range(table))
-    legend_rows = math.ceil((len(labels) + len(POINTS)) / 4)
-    return figure.update_layout(margin={"b": 62 + 31 * legend_rows})
+    figure.update_yaxes(
+        title_text=f"Gain in {_axis(score).lower()}", range=_range(table, len(labels))
+    )
+    return figure.update_layout(margin={"b": below}, title_y=1 - TOP / (SHARES + below))
 
 
 # --- the settings --------------------------------------------------------------------------------
@@ -202,16 +212,21 @@ def _write_shares(
     rows: Sequence[Mapping[Hashable, Any]],
     at: np.ndarray,
     *,
-    with_interval: bool,
+    n_ranges: int,
 ) -> None:
     """Each bar's share, at the top of the panel, where no bar or point can hide it."""
+    angle = 0 if n_ranges <= MOST_LEVEL else -90
     for row, x in zip(rows, at.tolist(), strict=True):
-        text = _share_text(row, with_interval=with_interval)
+        text = _share_text(row, with_interval=n_ranges == 1)
         place = {"x": x, "y": 1, "yref": "paper", "yanchor": "top", "showarrow": False}
-        figure.add_annotation(**place, text=text, font={"size": 13}, bgcolor="white")
+        figure.add_annotation(
+            **place, text=text, textangle=angle, font={"size": 13}, bgcolor="white"
+        )
 
 
-def _points(rows: pd.DataFrame, at: np.ndarray, meaning: str, symbol: str) -> go.Scatter:
+def _points(
+    rows: pd.DataFrame, at: np.ndarray, meaning: str, symbol: str, size: float
+) -> go.Scatter:
     records = rows.to_dict("records")
     fill, line = ("white", INK) if symbol == "circle" else (INK, "white")  # seen on any bar
     return go.Scatter(
@@ -223,7 +238,7 @@ def _points(rows: pd.DataFrame, at: np.ndarray, meaning: str, symbol: str) -> go
         mode="markers",
         marker={
             "symbol": symbol,
-            "size": 10,
+            "size": size,
             "color": fill,
             "line": {"width": 1.6, "color": line},
         },
@@ -244,13 +259,14 @@ def _share_text(row: Mapping[Hashable, Any], *, with_interval: bool = True) -> s
     return f"{estimate_text(share, 0) if with_interval else fixed(value, 0)} %"
 
 
-def _range(table: pd.DataFrame) -> list[float]:
+def _range(table: pd.DataFrame, n_ranges: int) -> list[float]:
     """From below the lowest end to well above the highest, where the shares are written."""
     drawn = table[table["effect"] != "Shapley interaction"]
     ends = drawn[["value", "low", "high"]].to_numpy()
     low, high = min(0.0, float(np.nanmin(ends))), max(0.0, float(np.nanmax(ends)))
     size = (high - low) or 1.0
-    return [low - 0.05 * size, high + 0.14 * size]
+    room = 0.14 if n_ranges <= MOST_LEVEL else 0.22
+    return [low - 0.05 * size, high + room * size]
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -267,6 +283,7 @@ def _axis(score: str) -> str:
 
 def _where(readers: Readers, *blocks: range) -> str:
     spans = ", ".join(f"{b[0]}–{b[-1]}" if len(b) > 1 else str(b[0]) for b in blocks)
+    where = f"blocks {spans}" if len(blocks) <= MOST_LEVEL else f"{len(blocks)} ranges of blocks"
     n = len(readers.answers[0][0].correct)
     names = about(readers.task, readers.provenance.model)
-    return f"{names} · vector at layer {readers.layer}, seen in blocks {spans} · n = {n} queries"
+    return f"{names} · vector at layer {readers.layer}, seen in {where} · n = {n} queries"

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.style import LOOKS, about, estimate_text, label_of, look_of, plain
+from mechtv.plots.style import LOOKS, about, basis_text, estimate_text, label_of, look_of, plain
 
 FULL = "accuracy, full vocabulary"
 MOST_DECADES = 4
@@ -77,9 +77,9 @@ def hovers(label: str, rows: pd.DataFrame, scale: Scale) -> list[str]:
     """The text at each row's pointer: method, layer, value, interval, n."""
     return [
         f"<b>{plain(label)}{at_layer(row['layer'])}</b><br>"
-        f"{estimate_text(scale.estimate(row), scale.digits, scale.unit)}<br>"
-        f"95 % interval, n = {row['n']}"
+        f"{estimate_text(estimate, scale.digits, scale.unit)}<br>{basis_text(estimate)}"
         for row in rows.to_dict("records")
+        for estimate in [scale.estimate(row)]
     ]
 
 

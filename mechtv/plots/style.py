@@ -194,7 +194,12 @@ def error_bars(estimates: Sequence[Estimate]) -> dict[str, object]:
 def hover(label: str, estimate: Estimate, unit: str = "") -> str:
     """The text at the pointer: what it is, value, interval, n."""
     numbers = estimate_text(estimate, unit=unit)
-    return f"<b>{plain(label)}</b><br>{numbers}<br>95 % interval, n = {estimate.n}"
+    return f"<b>{plain(label)}</b><br>{numbers}<br>{basis_text(estimate)}"
+
+
+def basis_text(estimate: Estimate, interval: str = "95 % interval") -> str:
+    """What the numbers rest on: n, and what the brackets hold, where there are any."""
+    return f"{interval}, n = {estimate.n}" if interval_text(estimate) else f"n = {estimate.n}"
 
 
 def at_least(estimate: Estimate, end: float) -> Estimate:

@@ -1,6 +1,7 @@
 """Ablated heads, one prompt at a time with plain hooks, against the scores of sets of heads."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -289,6 +290,10 @@ def test_the_table_has_intact_given_and_random_heads_with_the_rank_among_the_set
     assert made(own=-2.15).p_value() == pytest.approx((1 + 8) / 21)
     assert np.isnan(made(n_sets=0).p_value())
     assert "random heads" not in set(made(n_sets=0).table()["condition"])
+
+
+def test_random_sets_are_no_measure_of_heads_before_the_vectors_block():
+    assert np.isnan(replace(made(), layer=2).p_value())
 
 
 def test_ablated_and_intact_are_compared_on_the_same_queries():

@@ -152,8 +152,9 @@ def test_the_table_has_groups_over_heads_and_heads_over_queries():
     ("heads", "options", "sentence"),
     [
         ([(1, 4)], {}, r"Head \(1, 4\) does not exist: .* heads 0 to 3"),
-        (HEADS, {"final": 0}, "final=0 is too small; use 1 or more"),
-        (HEADS, {"n_random": 0}, "n_random=0 is too small"),
+        (HEADS, {"final": 0}, "final=0 is no count; use a whole number, 1 or more"),
+        (HEADS, {"final": 1.5}, "final=1.5 is no count; use a whole number"),
+        (HEADS, {"n_random": 0}, "n_random=0 is no count"),
         (HEADS, {"n_random": 6}, "There are 5 other heads .* not the n_random=6 wanted"),
         (HEADS, {"n": 0, "n_random": 5}, "n=0 examples"),
     ],

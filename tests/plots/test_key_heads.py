@@ -111,6 +111,26 @@ def test_heads_are_coloured_by_what_they_are_ranked_by_and_key_heads_numbered():
     assert "n = 25" in heat.hovertext[2][0]
 
 
+def test_counts_have_whole_ticks():
+    assert key_heads(ranking(), 2).layout.yaxis2.dtick == 1
+    wide = replace(ranking(), per_query=np.ones((1, 30, QUERIES)))
+    assert key_heads(wide, 20).layout.yaxis2.dtick == 3
+
+
+def test_key_heads_are_framed_where_numbers_would_be_too_small():
+    large = replace(ranking(), per_query=np.random.default_rng(0).normal(size=(50, HEADS, QUERIES)))
+    heat, _, frames = key_heads(large, 5).data
+    assert not any(text for row in heat.text for text in row)
+    assert tuple(zip(frames.x, frames.y, strict=True)) == large.top(5)
+    assert "framed: the 5 key heads of 200" in key_heads(large, 5).layout.title.subtitle.text
+
+
+def test_one_query_has_no_interval():
+    one = {"queries": (("word",),), "per_query": ranking().per_query[..., :1]}
+    heat = key_heads(replace(ranking(), **one)).data[0]
+    assert heat.hovertext[0][0].endswith("probability<br>n = 1")
+
+
 def test_signed_changes_have_colours_that_are_symmetric_about_0():
     made = ranking(change="signed", by="ablation", mode="zero", score="log-probability")
     figure = key_heads(made)
@@ -155,9 +175,25 @@ def test_several_ablations_stand_side_by_side():
         "present-past<br>θ at block 11, mean",
         "trec<br>θ at block 11, zero",
     ]
+    assert "n = 25 test queries · mean, zero ablation" in figure.layout.title.subtitle.text
     names = [trace.name for trace in figure.data]
     assert names.count("Random sets") == 1
     assert [len(trace.y) for trace in figure.data] == [2, 2, 1, 20]
+
+
+def test_the_subtitle_and_the_labels_tell_splits_and_models_apart():
+    other = replace(PROVENANCE, model="gpt2")
+    figure = ablation([ablated(), ablated(split="validation", provenance=other)])
+    subtitle = figure.layout.title.subtitle.text
+    assert subtitle.startswith("present-past · 2 models · n = 25 test, validation queries")
+    assert list(figure.layout.xaxis.ticktext) == [
+        "present-past<br>θ at block 11, test, smollm2-135m",
+        "present-past<br>θ at block 11, validation, gpt2",
+    ]
+
+
+def test_no_p_value_is_shown_of_heads_before_the_vectors_block():
+    assert "p = " not in ablation(ablated(heads=((10, 0), (11, 2)))).data[1].hovertext[0]
 
 
 def test_shares_are_stacked_to_1_for_groups_and_each_key_head():
@@ -176,4 +212,13 @@ def test_shares_are_stacked_to_1_for_groups_and_each_key_head():
     ]  # fmt: skip
     assert "n = 3 heads" in last.hovertext[0]
     assert "n = 25 queries" in last.hovertext[2]
-    assert attention_shares(attended(30)).layout.xaxis.tickangle == 90
+
+
+def test_labels_of_many_heads_stand_upright_and_of_very_many_are_left_out():
+    many = attention_shares(attended(30)).layout
+    assert many.xaxis.tickangle == -90
+    assert many.xaxis.ticktext[1:] == ("Random heads", *(f"{11 + i}.0" for i in range(30)))
+    assert many.height > attention_shares(attended()).layout.height
+    very_many = attention_shares(attended(100)).layout.xaxis
+    assert very_many.ticktext[:4] == ("Key heads", "Random heads", "11.0", "14.0")
+    assert very_many.tickvals[:4] == (0, 1, 2, 5)

@@ -120,6 +120,18 @@ def test_ranges_stand_side_by_side_in_colours_of_their_own() -> None:
     assert all(note.text.endswith(" %") for note in figure.layout.annotations)
 
 
+def test_the_shares_of_many_ranges_stand_upright_and_of_very_many_are_not_written() -> None:
+    def figure(n: int) -> go.Figure:
+        return reader_shares(fake(tuple(range(i, i + 1) for i in range(n))))
+
+    assert {note.textangle for note in figure(4).layout.annotations} == {0}
+    assert {note.textangle for note in figure(5).layout.annotations} == {-90}
+    assert not figure(13).layout.annotations
+    assert "13 ranges of blocks" in figure(13).layout.title.subtitle.text
+    assert "share of the gain" not in figure(13).layout.title.subtitle.text
+    assert figure(13).layout.height > figure(5).layout.height
+
+
 def test_no_gain_has_no_share() -> None:
     result = fake()
     same = tuple(result.answers[0][0] for _ in SETTINGS)

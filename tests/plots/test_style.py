@@ -9,6 +9,7 @@ from mechtv.plots.style import (
     LOOKS,
     TEMPLATE,
     about,
+    basis_text,
     depth_colors,
     estimate_text,
     fixed,
@@ -85,3 +86,10 @@ def test_numbers_are_written_with_their_interval_where_it_is_known() -> None:
     assert estimate_text(known, unit="nats") == "0.60 [−0.50, 0.69] nats"
     assert estimate_text(unknown) == "0.00"
     assert fixed(-1.25, 1) == "−1.2"
+
+
+def test_an_interval_is_claimed_only_where_there_is_one() -> None:
+    known = Estimate(value=0.5, low=0.4, high=0.6, n=20)
+    one = Estimate(value=0.5, low=math.nan, high=math.nan, n=1)
+    assert basis_text(known) == "95 % interval, n = 20"
+    assert basis_text(one) == "n = 1"
