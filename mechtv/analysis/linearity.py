@@ -25,7 +25,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.analysis.answers import Answers
+from mechtv.analysis.final_states import answers_of
 from mechtv.analysis.integrated_jacobian import (
     directional_derivatives,
     gauss_legendre,
@@ -37,7 +37,6 @@ from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate, mean, mean_share
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.evaluation.seeds import common_seed, seed_for
-from mechtv.forward.unembed import unembedded
 from mechtv.seeds import torch_rng
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
@@ -296,9 +295,7 @@ class _Battery:
     def _answers(
         self, key: Place, states: Float[Tensor, "query d_model"]
     ) -> Iterator[tuple[Key, Shaped[np.ndarray, " query"]]]:
-        with torch.no_grad():
-            logits = unembedded(self.model, states[None].to(self.model.cfg.dtype))[0]
-        answers = Answers.of(logits, self.prompts)
+        answers = answers_of(self.model, states, self.prompts)
         for score, values in answers.scores().items():
             if score != "logit difference":  # each prediction would choose its own rivals
                 yield (*key, score), values

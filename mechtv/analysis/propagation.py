@@ -20,7 +20,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.analysis.answers import Answers, rivals
+from mechtv.analysis.answers import Answers
+from mechtv.analysis.final_states import answers_of
+from mechtv.analysis.logit_lens import rivals_under
 from mechtv.analysis.ridge import HeldOut, Ridge, fit_ridge
 from mechtv.analysis.subject import Subject, random_like
 from mechtv.errors import InvalidInput
@@ -29,7 +31,6 @@ from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
 from mechtv.forward.run import kept, wide
-from mechtv.forward.unembed import unembedded
 from mechtv.forward.variants import scan
 from mechtv.seeds import torch_rng
 from mechtv.tasks.prompts import Prompts
@@ -314,11 +315,8 @@ def _answers(
     plain, full = scan(model, prompts, vectors, output="residual", show=False)
     states = {ZERO_SHOT: plain, FULL: full}
     states |= {name: plain + value.to(plain) for name, value in added.items()}
-    against = rivals(unembedded(model, plain[None])[0], prompts)
-    return {
-        name: Answers.of(unembedded(model, each[None])[0], prompts, against)
-        for name, each in states.items()
-    }
+    against = rivals_under(model, prompts, plain[None])
+    return {name: answers_of(model, each, prompts, against) for name, each in states.items()}
 
 
 def _spread(spread: float | Sequence[float]) -> tuple[float, ...]:
