@@ -19,7 +19,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.analysis.circuits import Head, check_heads
-from mechtv.analysis.heads import by_layer, other_heads
+from mechtv.analysis.head_outputs import by_layer, other_heads
 from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate, mean

@@ -6,47 +6,30 @@ answer; ablation is the truth that it stands for, one head at a time. Only heads
 behind the vector's are ranked: those before it never see the vector.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
-import torch
-from einops import einsum, rearrange
 from jaxtyping import Float
 from scipy import stats
-from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.analysis.circuits import Head
+from mechtv.analysis.head_importance import Score, drops, saliencies
+from mechtv.analysis.head_outputs import Mode, training_prompts
 from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import LEVEL, RESAMPLES, Estimate, intervals_of_means
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.evaluation.seeds import seed_for
-from mechtv.forward.memory import steady
-from mechtv.forward.probe import last_residual
-from mechtv.forward.run import capture, in_batches, log_probabilities, wide
-from mechtv.forward.setting import device_of
-from mechtv.forward.unembed import unembedded
-from mechtv.forward.variants import scan
-from mechtv.methods.frozen import frozen
 from mechtv.methods.head_effects import n_chosen, ranked
 from mechtv.tasks.prompts import Prompts
 from mechtv.tasks.task import SplitName, Task
-from mechtv.vectors.edits import Edit, Replace
-from mechtv.vectors.site import Positions, Site
 from mechtv.vectors.vector import TaskVector
 
 By = Literal["saliency", "ablation"]
-Score = Literal["probability", "log-probability"]
 Change = Literal["absolute", "signed"]
-Mode = Literal["mean", "zero", "resample"]
-
-Values = Mapping[int, Float[Tensor, "*query_or_slot head d_head"]]
-"""What stands in the place of the heads' outputs, by layer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -209,10 +192,10 @@ def rank_heads(
     prompts = Prompts.of(model, task, split=split, n=n, seed=seed)
     layers = range(layer, model.cfg.n_layers)
     if by == "saliency":
-        per_query = _saliencies(model, prompts, vector, layers, score, progress)
+        per_query = saliencies(model, prompts, vector, layers, score, progress)
     else:
         source = training_prompts(model, task, n_train, seed)
-        per_query = _drops(model, prompts, source, vector, layers, score, mode, progress)
+        per_query = drops(model, prompts, source, vector, layers, score, mode, progress)
     return HeadRanking(
         task=task.name,
         layer=layer,
@@ -225,79 +208,6 @@ def rank_heads(
         per_query=per_query.numpy(),
         provenance=Provenance.of(model, task, seed),
     )
-
-
-def _saliencies(
-    model: TransformerBridge,
-    prompts: Prompts,
-    vector: TaskVector,
-    layers: Sequence[int],
-    score: Score,
-    show: bool | None,
-) -> Float[Tensor, "layer head query"]:
-    def saliency(batch: Prompts) -> Float[Tensor, "batch layer head"]:
-        outputs: dict[int, Tensor] = {}
-        shifts: dict[int, Tensor] = {}
-
-        def shifted(
-            z: Float[Tensor, "batch head d_head"], *, layer: int
-        ) -> Float[Tensor, "batch head d_head"]:
-            outputs[layer] = z.detach()
-            shifts[layer] = torch.zeros_like(outputs[layer], requires_grad=True)
-            return z + shifts[layer]
-
-        changes = {
-            Site(component="z", layer=layer).hook_name: partial(shifted, layer=layer)
-            for layer in layers
-        }
-        states = last_residual(model, batch, vector, changes=changes)
-        total = _answer_scores(unembedded(model, states[None])[0], batch, score).sum()
-        slopes = torch.autograd.grad(total, [shifts[layer] for layer in layers])
-        each = [
-            (wide(outputs[layer]) * wide(slope)).sum(dim=-1).cpu().double()
-            for layer, slope in zip(layers, slopes, strict=True)
-        ]
-        return torch.stack(each, dim=1)
-
-    with frozen(model), steady(model):
-        found = in_batches(prompts, saliency, title="saliency of heads", show=show)
-    return rearrange(found, "query layer head -> layer head query")
-
-
-def _drops(
-    model: TransformerBridge,
-    prompts: Prompts,
-    source: Prompts,
-    vector: TaskVector,
-    layers: Sequence[int],
-    score: Score,
-    mode: Mode,
-    show: bool | None,
-) -> Float[Tensor, "layer head query"]:
-    """The score with each head alone ablated, below the score with none."""
-    pairs = [(layer, head) for layer in layers for head in range(model.cfg.n_heads)]
-    with torch.no_grad(), steady(model):
-        values = replacements(model, source, vector, layers, mode, (-1,), show)
-        variants = [without(vector, [pair], values, (-1,)) for pair in pairs]
-        found = scan(
-            model,
-            prompts,
-            [vector, *variants],
-            lambda logits, batch: _answer_scores(logits, batch, score).cpu().double(),
-            title="ablated heads",
-            show=show,
-        )
-    return rearrange(
-        found[0] - found[1:], "(layer head) query -> layer head query", layer=len(layers)
-    )
-
-
-def _answer_scores(
-    logits: Float[Tensor, "batch d_vocab"], prompts: Prompts, score: Score
-) -> Float[Tensor, " batch"]:
-    answers = prompts.first_answer_tokens.to(logits.device)
-    chosen = log_probabilities(logits).gather(1, answers[:, None])[:, 0]
-    return chosen if score == "log-probability" else chosen.exp()
 
 
 def _spearman(x: Float[np.ndarray, " head"], y: Float[np.ndarray, " head"]) -> Estimate:
@@ -313,84 +223,3 @@ def _spearman(x: Float[np.ndarray, " head"], y: Float[np.ndarray, " head"]) -> E
         return Estimate(value=np.nan, low=np.nan, high=np.nan, n=len(x))
     low, high = np.nanquantile(found[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value=float(found[0]), low=float(low), high=float(high), n=len(x))
-
-
-def training_prompts(model: TransformerBridge, task: Task, n_train: int, seed: int) -> Prompts:
-    """The zero-shot prompts that means and other queries' outputs are from.
-
-    Raises:
-        InvalidInput: if `n_train` is below 1.
-    """
-    n_train = min(n_train, len(task.splits(seed).train))
-    return Prompts.of(model, task, split="train", n=n_train, seed=seed)
-
-
-def replacements(
-    model: TransformerBridge,
-    source: Prompts,
-    vector: TaskVector,
-    layers: Sequence[int],
-    mode: Mode,
-    positions: Positions,
-    show: bool | None = None,
-) -> Values:
-    """For each layer what `mean` or `zero` put in the place of its heads' outputs."""
-    if mode == "zero":
-        cfg = model.cfg
-        zeros = torch.zeros(cfg.n_heads, cfg.d_head, dtype=cfg.dtype, device=device_of(model))
-        return dict.fromkeys(layers, zeros)
-    outputs = head_outputs(model, source, vector, layers, positions, show)
-    if positions == "all":
-        means = outputs.sum(dim=(0, 2)) / int(source.mask.sum())
-    else:
-        means = outputs.mean(dim=0)
-    return dict(zip(layers, means, strict=True))
-
-
-def without(
-    vector: TaskVector, heads: Sequence[Head], values: Values, positions: Positions
-) -> TaskVector:
-    """The vector, and with it the heads' outputs replaced by values."""
-    edits = [
-        Edit(
-            site=Site(component="z", layer=layer, positions=positions, heads=own),
-            operation=Replace(value=values[layer][..., list(own), :]),
-        )
-        for layer, own in by_layer(heads).items()
-    ]
-    return replace(vector, edits=(*vector.edits, *edits))
-
-
-def other_heads(model: TransformerBridge, heads: Sequence[Head], *, layer: int) -> list[Head]:
-    """The heads of the blocks from `layer` on that are not among some."""
-    cfg = model.cfg
-    every = ((at, head) for at in range(layer, cfg.n_layers) for head in range(cfg.n_heads))
-    return [pair for pair in every if pair not in heads]
-
-
-def head_outputs(
-    model: TransformerBridge,
-    prompts: Prompts,
-    vector: TaskVector,
-    layers: Sequence[int],
-    positions: Positions,
-    show: bool | None,
-) -> Float[Tensor, "query layer slot head d_head"]:
-    """The heads' outputs before W_O, on the injected run; of `"all"` tokens, their sum."""
-    sites = [Site(component="z", layer=layer, positions=positions) for layer in layers]
-
-    def read(batch: Prompts) -> Float[Tensor, "batch layer slot head d_head"]:
-        found = capture(model, batch, sites, vector)
-        each = torch.stack([wide(found[site]).to(device_of(model)) for site in sites], dim=1)
-        if positions != "all":
-            return each
-        real = batch.mask.to(each)
-        return einsum(each, real, "b layer pos head w, b pos -> b layer head w")[:, :, None]
-
-    return in_batches(prompts, read, title="head outputs", show=show)
-
-
-def by_layer(heads: Sequence[Head]) -> dict[int, tuple[int, ...]]:
-    """Each layer's heads among some."""
-    layers = sorted({layer for layer, _ in heads})
-    return {at: tuple(head for layer, head in heads if layer == at) for at in layers}
