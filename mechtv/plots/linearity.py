@@ -6,7 +6,8 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from mechtv.analysis.linearity import PREDICTIONS, Linearity
+from mechtv.analysis.linearity import Linearity
+from mechtv.analysis.linearity_battery import PREDICTIONS
 from mechtv.errors import UnknownName
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.style import LOOKS, MUTED, about, at_least, error_bars, fixed, hover, titled

@@ -1,7 +1,6 @@
 """The linearity battery against its formulas, prompt by prompt, and on models that are linear."""
 
 import functools
-import importlib
 import math
 
 import numpy as np
@@ -14,6 +13,7 @@ from methods.untouched import left_alone
 from vectors.naive import additive, noise, vector_of
 
 import mechtv
+from mechtv.analysis import linearity_battery
 from mechtv.analysis.linearity import linearity
 from mechtv.errors import InvalidInput
 from mechtv.vectors import Add, Edit, Site
@@ -176,14 +176,13 @@ def test_a_model_without_attention_and_mlps_is_linear_in_every_part():
 
 def test_random_vectors_have_thetas_norm_and_are_none_if_none_are_wanted(monkeypatch):
     model, seen_norms = model_of(), []
-    module = importlib.import_module("mechtv.analysis.linearity")
-    original = module.directional_derivatives
+    original = linearity_battery.directional_derivatives
 
     def spy(*args, **kwargs):
         seen_norms.append(args[4].norm(dim=1).unique())
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(module, "directional_derivatives", spy)
+    monkeypatch.setattr(linearity_battery, "directional_derivatives", spy)
     vector = additive(model, layer=1)
     found = linearity(model, task_of(), vector, **{**FAST, "n_null": 2})
     wanted = float(vector.edits[0].operation.value.norm())

@@ -6,7 +6,8 @@ import plotly.graph_objects as go
 import plotly.io
 import pytest
 
-from mechtv.analysis.linearity import PREDICTIONS, Linearity, Score
+from mechtv.analysis.linearity import Linearity, Score
+from mechtv.analysis.linearity_battery import PREDICTIONS
 from mechtv.errors import UnknownName
 from mechtv.evaluation.intervals import Estimate
 from mechtv.evaluation.provenance import Provenance
