@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from mechtv.analysis.rotation import COSINE_Q, STRETCH, RotationStretch, Turn
+from mechtv.analysis.polar import COSINE_Q, STRETCH
+from mechtv.analysis.rotation import RotationStretch, Turn
 from mechtv.errors import InvalidInput
 from mechtv.plots.panels import finished
 from mechtv.plots.style import (

@@ -12,10 +12,11 @@ from mechtv.analysis.decomposition import Decomposition
 from mechtv.analysis.integrated_jacobian import IntegratedJacobian
 from mechtv.analysis.linearity import Linearity
 from mechtv.analysis.logit_lens import Lens
+from mechtv.analysis.polar import COSINE_Q, STRETCH
 from mechtv.analysis.propagation import FULL, MAPPED, MEAN_EFFECT, Propagation
 from mechtv.analysis.readers import READERS, Readers
 from mechtv.analysis.reconstructed import Reconstruction
-from mechtv.analysis.rotation import COSINE_Q, STRETCH, RotationStretch
+from mechtv.analysis.rotation import RotationStretch
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.style import estimate_text, fixed
 from mechtv.report.words import p_text

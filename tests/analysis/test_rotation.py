@@ -10,15 +10,8 @@ import torch
 from torch.testing import assert_close
 from vectors.naive import noise
 
-from mechtv.analysis.rotation import (
-    COSINE_Q,
-    COSINE_W,
-    STRETCH,
-    LinearMap,
-    Polar,
-    RotationStretch,
-    rotation_stretch,
-)
+from mechtv.analysis.polar import COSINE_Q, COSINE_W, STRETCH, Polar
+from mechtv.analysis.rotation import LinearMap, RotationStretch, rotation_stretch
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.provenance import Provenance
 

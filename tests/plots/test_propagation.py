@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from mechtv.analysis.answers import Answers
+from mechtv.analysis.polar import COSINE_Q, STRETCH
 from mechtv.analysis.propagation import FULL, MAPPED, MEAN_EFFECT, ZERO_SHOT, Propagation
 from mechtv.analysis.ridge import HeldOut
-from mechtv.analysis.rotation import COSINE_Q, STRETCH, RotationStretch, rotation_stretch
+from mechtv.analysis.rotation import RotationStretch, rotation_stretch
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.provenance import Provenance
 from mechtv.plots.propagation import propagation_accuracy, propagation_r2
