@@ -24,13 +24,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
+from mechtv.analysis.perturbations import residuals_under, working
 from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.probe import last_residual
-from mechtv.forward.run import kept, wide
-from mechtv.forward.variants import scan
+from mechtv.forward.run import kept
 from mechtv.methods.frozen import frozen
 from mechtv.progress import progress_bar
 from mechtv.tasks.prompts import Prompts
@@ -223,25 +223,6 @@ def directional_derivatives(
             found[there, query.to(at.device)] = step.to(found)
             bar.update()
     return found
-
-
-def residuals_under(
-    model: TransformerBridge,
-    prompts: Prompts,
-    subject: Subject,
-    shifts: Float[Tensor, "point d_model"],
-) -> Float[Tensor, "point batch d_model"]:
-    """The residual stream behind the last block, at the last tokens, under each shift."""
-    with torch.no_grad():
-        vectors = [subject.vector(shift) for shift in shifts]
-        return wide(scan(model, prompts, vectors, output="residual", show=False)).to(shifts)
-
-
-def working(
-    model: TransformerBridge, theta: Float[Tensor, " d_model"]
-) -> Float[Tensor, " d_model"]:
-    """A vector in the model's data type, or float32 if that is shorter."""
-    return wide(theta.to(torch.promote_types(theta.dtype, model.cfg.dtype)))
 
 
 def _chunks(

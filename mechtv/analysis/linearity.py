@@ -23,10 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.analysis.integrated_jacobian import (
-    working,
-)
 from mechtv.analysis.linearity_battery import Battery, Probe, Values
+from mechtv.analysis.perturbations import working
 from mechtv.analysis.subject import Subject, random_like
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate, mean, mean_share

@@ -11,11 +11,8 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.analysis.final_states import answers_of
-from mechtv.analysis.integrated_jacobian import (
-    directional_derivatives,
-    gauss_legendre,
-    residuals_under,
-)
+from mechtv.analysis.integrated_jacobian import directional_derivatives, gauss_legendre
+from mechtv.analysis.perturbations import residuals_under
 from mechtv.analysis.subject import Subject, random_like
 from mechtv.tasks.prompts import Prompts
 

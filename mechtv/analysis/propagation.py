@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
-from einops import reduce
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
@@ -23,14 +22,15 @@ from transformer_lens.model_bridge import TransformerBridge
 from mechtv.analysis.answers import Answers
 from mechtv.analysis.final_states import answers_of
 from mechtv.analysis.logit_lens import rivals_under
+from mechtv.analysis.perturbations import mean_effects, perturbed
 from mechtv.analysis.ridge import HeldOut, Ridge, fit_ridge
-from mechtv.analysis.subject import Subject, random_like
+from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate
 from mechtv.evaluation.provenance import UNKNOWN, Provenance
 from mechtv.evaluation.seeds import seed_for
 from mechtv.forward.memory import steady
-from mechtv.forward.run import kept, wide
+from mechtv.forward.run import wide
 from mechtv.forward.variants import scan
 from mechtv.seeds import torch_rng
 from mechtv.tasks.prompts import Prompts
@@ -38,7 +38,6 @@ from mechtv.tasks.task import SplitName, Task
 from mechtv.vectors.vector import TaskVector
 
 N_HELD_OUT = 128
-MOST_BYTES = 2**29  # of final states that are held at once
 
 ZERO_SHOT, FULL = "zero-shot", "theta at its layer"
 MAPPED, MEAN_EFFECT = "W theta at the end", "mean effect at the end"
@@ -240,55 +239,6 @@ def fit_propagation(
         centred=subject.is_centred(model),
         provenance=Provenance.of(model, task, seed),
     )
-
-
-def perturbed(
-    theta: Float[Tensor, " d_model"],
-    spread: Sequence[float],
-    n: int,
-    generator: torch.Generator,
-    basis: Float[Tensor, "rank d_model"] | None = None,
-) -> Float[Tensor, "n d_model"]:
-    """θ + λ ‖θ‖ ε for n random directions ε, the λs taken in turn.
-
-    Args:
-        basis: orthonormal; directions are then drawn in its span.
-    """
-    wide_theta = wide(theta)
-    noise = random_like(wide_theta, n, generator)
-    if basis is not None:
-        basis = basis.to(noise)
-        inside = noise @ basis.T @ basis
-        noise = inside * (noise.norm(dim=1) / inside.norm(dim=1))[:, None]
-    sizes = torch.tensor([spread[i % len(spread)] for i in range(n)]).to(noise)
-    found: Tensor = wide_theta + sizes[:, None] * noise
-    return found
-
-
-def mean_effects(
-    model: TransformerBridge,
-    prompts: Prompts,
-    subject: Subject,
-    values: Float[Tensor, "vector d_model"],
-    show: bool | None = None,
-) -> Float[Tensor, "vector d_model"]:
-    """How each value, in θ's place, changes the final residual stream, averaged over prompts.
-
-    Returns:
-        In float64 on the CPU.
-    """
-    row = len(prompts) * values.shape[1] * values.element_size()
-    with kept(model, prompts, subject.vector()):
-        none = [subject.vector(torch.zeros_like(subject.theta))]
-        plain = scan(model, prompts, none, output="residual", show=False)
-        parts = []
-        for some in values.split(max(1, MOST_BYTES // row)):
-            vectors = [subject.vector(value) for value in some]
-            states = scan(
-                model, prompts, vectors, output="residual", title="perturbed vectors", show=show
-            )
-            parts.append(reduce(wide(states) - wide(plain), "v query d -> v d", "mean"))
-    return torch.cat(parts).cpu().double()
 
 
 def _scored(

@@ -17,8 +17,8 @@ from mechtv.analysis.integrated_jacobian import (
     gauss_legendre,
     integrate_jacobian,
     mean_jacobian,
-    residuals_under,
 )
+from mechtv.analysis.perturbations import residuals_under
 from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput
 from mechtv.forward import full_passes

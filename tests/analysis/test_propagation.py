@@ -15,7 +15,8 @@ from vectors.naive import noise
 
 import mechtv
 from mechtv.analysis.answers import Answers, rivals
-from mechtv.analysis.propagation import fit_propagation, mean_effects, perturbed
+from mechtv.analysis.perturbations import mean_effects, perturbed
+from mechtv.analysis.propagation import fit_propagation
 from mechtv.analysis.ridge import HeldOut, fit_ridge, generalised_scores
 from mechtv.analysis.subject import Subject
 from mechtv.errors import InvalidInput
@@ -281,7 +282,7 @@ def test_effects_are_the_same_in_parts(monkeypatch):
     values = perturbed(subject.theta, (0.5,), 7, torch_rng(0, "a test"))
     with torch.no_grad():
         whole = mean_effects(model, prompts, subject, values, False)
-        monkeypatch.setattr("mechtv.analysis.propagation.MOST_BYTES", 2 * 3 * D_MODEL * 8)
+        monkeypatch.setattr("mechtv.analysis.perturbations.MOST_BYTES", 2 * 3 * D_MODEL * 8)
         assert_close(mean_effects(model, prompts, subject, values, False), whole, **EXACT)
 
 
