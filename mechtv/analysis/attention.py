@@ -7,7 +7,6 @@ token to the last token, and what earlier blocks wrote there likewise.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -130,7 +129,7 @@ def attention_of_heads(
     subject, heads = Subject.of(model, vector), check_heads(model, heads)
     seed = seed_for(vector) if seed is None else seed
     for name, value in (("final", final), ("n_random", n_random)):
-        if not isinstance(value, Integral) or value < 1:
+        if value < 1 or value % 1:
             raise InvalidInput(f"{name}={value!r} is no count; use a whole number, 1 or more.")
     drawn = _drawn(other_heads(model, heads, layer=subject.layer), n_random, seed)
     every = tuple(sorted((*heads, *drawn)))

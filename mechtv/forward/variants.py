@@ -1,11 +1,13 @@
 """Many vectors over the same prompts: heads to ablate, perturbed vectors, layers, one by one.
 
 The prompts run once. Then the vectors are run side by side: each row of prompts carries one copy of
-its last columns for each vector, all of them behind one prefix, which is never copied. Use `run`
-for one vector.
+its last columns for each vector, all of them behind one prefix, which is never copied. Edits that
+all vectors share are run once too, up to the block where each vector's own begin. Use `run` for one
+vector.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Literal, get_args
 
@@ -25,8 +27,9 @@ from mechtv.forward.setting import layout_of
 from mechtv.forward.unembed import unembedded
 from mechtv.progress import progress_bar
 from mechtv.tasks.prompts import Prompts
+from mechtv.vectors.edits import Edit
 from mechtv.vectors.inject import check_fits, inject_side_by_side
-from mechtv.vectors.layout import Layout
+from mechtv.vectors.layout import ActsOn, Layout
 from mechtv.vectors.vector import TaskVector
 
 LARGEST_SHARE = 0.9  # so many passes begin from the prompts that nearly any saving is worth it
@@ -52,7 +55,8 @@ def scan(
     """What each vector by itself does at each prompt's last token.
 
     Args:
-        vectors: any; those that begin at one layer run together, so give many at once.
+        vectors: any; those that begin at one layer run together, so give many at once. Edits that
+            all of them have are told by identity.
         measure: what is kept of one vector's output on some rows, such as a probability; row by
             row. The output itself if None.
         output: the `logits`, or the `residual` stream behind the last block.
@@ -113,17 +117,35 @@ def _each(
             return
         last = prompts.last - cut.suffix.start
         inner = cut.suffix.layout(layout)
-        groups = _by_first_layer(vectors)
+        shared, prefix = _shared(vectors), cut.prefix
+        groups = _by_first_layer(vectors, shared)
         several = any(len(group) > 1 for _, group in groups)
         apart = several and memory.stands_side_by_side(model, cut)
         for layer, group in groups:
-            prefix = cut.prefix.from_layer(layer)
+            prefix = _entering(model, prefix, layer, shared, vectors[0].acts_on, inner)
             size = _at_once(model, prefix, tokens, n_bytes) if apart else 1
             for first in range(0, len(group), size):
                 some = group[first : first + size]
                 states = _side_by_side(model, prefix, [vectors[n] for n in some], inner, last)
                 outputs = states if output == "residual" else unembedded(model, states, tokens)
                 yield from zip(some, outputs, strict=True)
+
+
+def _entering(
+    model: TransformerBridge,
+    prefix: Prefix,
+    layer: int,
+    shared: tuple[Edit, ...],
+    acts_on: ActsOn,
+    layout: Layout,
+) -> Prefix:
+    """The prefix from a later layer on, entered by the run under the edits that all share."""
+    later = prefix.from_layer(layer)
+    if layer == prefix.layer or all(edit.site.layer >= layer for edit in shared):
+        return later
+    with inject_side_by_side(model, [(shared, acts_on)], layout):
+        states = replay(model, prefix, last_layer=layer - 1)
+    return replace(later, entering=(states, *later.entering[1:]))
 
 
 def _side_by_side(
@@ -133,7 +155,10 @@ def _side_by_side(
     layout: Layout,
     last: Int[Tensor, " batch"],
 ) -> Float[Tensor, "vector batch d_model"]:
-    variants = [(vector.edits, vector.acts_on) for vector in vectors]
+    variants = [
+        (tuple(edit for edit in vector.edits if edit.site.layer >= prefix.layer), vector.acts_on)
+        for vector in vectors
+    ]
     with inject_side_by_side(model, variants, layout):
         states = replay(model, prefix.side_by_side(len(vectors)))
     each = rearrange(states, "b (v s) d -> v b s d", v=len(vectors))
@@ -155,11 +180,24 @@ def _one_by_one(
             yield number, last_logits(model, prompts, vector, tokens=tokens)
 
 
-def _by_first_layer(vectors: Sequence[TaskVector]) -> list[tuple[int, list[int]]]:
-    """The numbers of the vectors that begin at one layer, layer by layer."""
+def _shared(vectors: Sequence[TaskVector]) -> tuple[Edit, ...]:
+    """The very edits that all vectors have."""
+    if len({vector.acts_on for vector in vectors}) > 1:
+        return ()
+    common = set.intersection(*({id(edit) for edit in vector.edits} for vector in vectors))
+    return tuple(edit for edit in vectors[0].edits if id(edit) in common)
+
+
+def _by_first_layer(
+    vectors: Sequence[TaskVector], shared: tuple[Edit, ...]
+) -> list[tuple[int, list[int]]]:
+    """The numbers of the vectors whose own edits begin at one layer, layer by layer."""
+    common = {id(edit) for edit in shared}
 
     def first_layer(number: int) -> int:
-        return min(site.layer for site in vectors[number].sites)
+        edits = vectors[number].edits
+        own = [edit for edit in edits if id(edit) not in common]
+        return min(edit.site.layer for edit in own or edits)
 
     order = sorted(range(len(vectors)), key=first_layer)
     return [(layer, list(group)) for layer, group in groupby(order, key=first_layer)]

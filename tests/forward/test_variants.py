@@ -67,6 +67,36 @@ def test_side_by_side_is_one_by_one(
     assert_close(found, one_by_one(model, prompts, vectors), **EXACT)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("positions", [(-1,), (-3, -1)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_edits_that_all_share_are_run_once_up_to_each_vectors_own(
+    family: str, positions: tuple[int, ...], side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shared(family)
+    prompts = Prompts.from_ids(model, IDS, padding_side=side)
+    theta = additive(model, layer=0, positions=positions, seed=1)
+    late = additive(model, layer=1, component="mlp_out", seed=2)  # behind some of the vectors' own
+    common = (*theta.edits, *late.edits)
+    vectors = [vector_of(*common)]
+    vectors += [
+        vector_of(*common, *head(model, layer, h, positions).edits)
+        for layer in (2, 0, 1)
+        for h in range(N_HEADS)
+    ]
+    begun: list[int] = []
+    original = module._side_by_side
+
+    def side_by_side(model, prefix, some, *rest):
+        begun.append(prefix.layer)
+        return original(model, prefix, some, *rest)
+
+    monkeypatch.setattr(module, "_side_by_side", side_by_side)
+    found = scan(model, prompts, vectors, show=False)
+    assert sorted(set(begun)) == ([] if family == "native" else [0, 1, 2])
+    assert_close(found, one_by_one(model, prompts, vectors), **EXACT)
+
+
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many vectors run at once, each time that some do."""
     sizes: list[int] = []
