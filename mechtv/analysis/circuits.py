@@ -15,6 +15,7 @@ from torch.func import functional_call
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
+from mechtv.methods.function_vector import output_weights
 
 Head = tuple[int, int]
 
@@ -35,9 +36,8 @@ class Circuits:
     @classmethod
     def of(cls, model: TransformerBridge, layer: int) -> "Circuits":
         """Those of a block; query head h reads key-value head h // (heads / key-value heads)."""
-        attention = model.blocks[layer].attn
-        factor = getattr(model.blocks[layer], "residual_contribution_scale", 1.0)
-        values, outputs = attention.W_V.detach(), attention.W_O.detach() * factor
+        values = model.blocks[layer].attn.W_V.detach()
+        outputs = output_weights(model, layer).detach()
         share = outputs.shape[0] // values.shape[0]
         return cls(
             layer=layer,

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.analysis.answers import Answers, fixed_rivals
+from mechtv.analysis.answers import Answers, rivals
 from mechtv.analysis.circuits import normed
 from mechtv.analysis.shapley import coalitions, contributions
 from mechtv.analysis.subject import Subject
@@ -157,10 +157,9 @@ def readers(
     prompts = Prompts.of(model, task, split=split, n=n, seed=seed)
     with torch.no_grad(), steady(model), kept(model, prompts, subject.vector(), show=progress):
         error = _check_identity(model, prompts, subject)
-        rivals_of = fixed_rivals(model, prompts)
         columns = in_batches(
             prompts,
-            lambda batch: _columns(model, batch, subject, ranges, rivals_of(batch)),
+            lambda batch: _columns(model, batch, subject, ranges),
             title=f"readers of theta, {task.name}",
             show=progress,
         )
@@ -185,13 +184,14 @@ def _columns(
     prompts: Prompts,
     subject: Subject,
     ranges: Sequence[range],
-    against: Int[Tensor, "batch rival"],
 ) -> Float[Tensor, "batch range setting score"]:
     """Hit, label hit, log-probability, logit difference of each setting."""
+    plain = _residual(model, prompts, subject, ranges[0], ())  # the same for all ranges
+    against = rivals(unembedded(model, plain[None])[0], prompts)
     rows = []
     for blocks in ranges:
         reaches_end = blocks[-1] == model.cfg.n_layers - 1
-        states: dict[frozenset[Reader], Tensor] = {}
+        states: dict[frozenset[Reader], Tensor] = {frozenset(): plain}
         for shown in SETTINGS:
             inside = frozenset(shown) - {"final norm"}
             if inside not in states:  # the final norm changes nothing before it

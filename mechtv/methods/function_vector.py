@@ -109,8 +109,12 @@ def summed_outputs(
 
 
 def output_weights(model: TransformerBridge, layer: int) -> Float[Tensor, "head d_head d_model"]:
-    """W_O of each query head of a layer, from whatever form the family keeps it in."""
-    weights: Tensor = model.blocks[layer].attn.W_O
+    """W_O of each query head of a layer, from whatever form the family keeps it in.
+
+    Times what the family multiplies it by before it enters the stream (Granite).
+    """
+    factor = getattr(model.blocks[layer], "residual_contribution_scale", 1.0)
+    weights: Tensor = factor * model.blocks[layer].attn.W_O
     return weights
 
 

@@ -201,6 +201,25 @@ def test_behind_a_range_that_ends_early_the_final_norm_is_blind() -> None:
     assert abs(final["value"].iloc[2]) > 1e-3
 
 
+def test_no_pass_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain run serves all ranges and gives the rivals; the final norm needs no own pass."""
+    module, model = sys.modules["mechtv.analysis.readers"], model_of()
+    passes = {"of readers": 0, "full": 0}
+
+    def counted(name, original):
+        def call(*args, **kwargs):
+            passes[name] += 1
+            return original(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(module, "_residual", counted("of readers", _residual))
+    answers = sys.modules["mechtv.analysis.answers"]
+    monkeypatch.setattr(answers, "last_logits", counted("full", last_logits))
+    readers(model, task_of(), additive(model, layer=1), blocks=[range(1, 2), range(2, 3)], n=3)
+    assert passes == {"of readers": 2 + 1 + 2 * 7, "full": 0}
+
+
 def test_the_same_seed_gives_the_same_numbers_and_the_model_is_left_alone() -> None:
     model, task = tiny("gpt2"), task_of()
     vector = additive(model, layer=LAYER)

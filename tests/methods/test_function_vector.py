@@ -54,6 +54,14 @@ def test_a_layers_heads_sum_to_its_attention_output_without_the_bias(family, lay
     assert wanted.norm() > 0.1
 
 
+def test_heads_write_what_enters_the_stream_where_a_factor_stands_between():
+    model, task = model_of("granite"), task_of()
+    heads = [(1, head) for head in range(N_HEADS)]
+    vector = extract_function_vector(model, task, heads=heads, shots=2, n=3)
+    wanted, _ = projected(model, 1, task, 2, 3)
+    torch.testing.assert_close(vector.value(), 0.5 * wanted, atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "neox", "bloom", "native"])
 def test_one_head_writes_what_the_layer_loses_without_it(family):
     """Heads apart, not only in sum: the projection is linear in each head's own output."""
