@@ -5,7 +5,8 @@
 
 For each model, task and depth a vector is learned and explained. What is finished is kept in
 out/why: the vector, its page, the tables; start it again after an interruption and it goes on.
-Writes one table a part, why_PART.csv, to figures/results.
+Writes one table a part, why_PART.csv, to figures/results; rows there of other models, tasks and
+depths stay. `why_claims.py` reads them.
 """
 
 from dataclasses import asdict
@@ -24,6 +25,7 @@ TASKS = "present-past,singular-plural,sst2,trec"
 TEXTS = ("sst2", "trec", "ag-news")
 DEPTHS = (0.25, 0.5, 0.75)
 KEPT = 6 * 2**30  # bytes of prefixes
+CELL = ["model", "task", "vector_layer"]
 TRAINING = {"epochs": 10, "batch_size": 32}
 
 
@@ -72,7 +74,7 @@ def _explain(model, task, layer: int, folder: Path, n: int, seed: int) -> None:
 
 def _summaries(e: Explanation) -> dict[str, pd.DataFrame]:
     """The rows of each part that the papers' claims are about."""
-    found = {"seconds": e.table()}
+    found = {"seconds": e.table().assign(task=e.task.name, model=e.model.name)}
     done = {finding.name: finding.result for finding in e.findings if not finding.refusal}
     for part, result in done.items():
         found[part] = result.table()
@@ -92,11 +94,21 @@ def _summaries(e: Explanation) -> dict[str, pd.DataFrame]:
 
 
 def _gather(out: Path, results: Path) -> None:
-    """All finished cells as one table a part."""
+    """All finished cells as one table a part, with what the table holds of other cells."""
     for part in ("evaluation", "seconds", "histogram", *PARTS):
         cells = [pd.read_csv(file) for file in sorted(out.glob(f"*/*/{part}.csv"))]
         if cells:
-            _write(pd.concat(cells, ignore_index=True), results / f"why_{part}.csv")
+            file = results / f"why_{part}.csv"
+            before = [pd.read_csv(file)] if file.exists() else []
+            _write(_latest([*before, *cells]), file)
+
+
+def _latest(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """The tables in one; of a cell that stands in several, the last one's rows."""
+    numbered = pd.concat([t.assign(_table=i) for i, t in enumerate(tables)], ignore_index=True)
+    newest = numbered.groupby(CELL, sort=False)["_table"].transform("max")
+    kept = numbered[numbered["_table"] == newest].drop(columns="_table")
+    return kept.sort_values(CELL, kind="stable")
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:

@@ -34,6 +34,7 @@ except ImportError as missing:
 logger = logging.getLogger(__name__)
 
 SECONDS = 1.0  # between two looks at what is finished
+PATIENCE = 10  # seconds, for a scheduler's answer
 LOST = (CommClosedError, CancelledError, TimeoutError, OSError)
 
 
@@ -50,13 +51,15 @@ def client(
         with _at(scheduler) as found:
             yield found
         return
-    cluster = _local(workers) if slurm is None else slurm_cluster(workers, slurm)
+    cluster = _local(workers) if slurm is None else slurm_cluster(slurm)
     with cluster, Client(cluster) as found:
+        if slurm is not None:
+            cluster.scale(jobs=max(1, workers))
         yield found
 
 
-def slurm_cluster(jobs: int, options: dict[str, Any]) -> Any:
-    """Workers that Slurm starts, one a job, through `dask_jobqueue`.
+def slurm_cluster(options: dict[str, Any]) -> Any:
+    """A cluster whose workers are Slurm jobs, through `dask_jobqueue`; none is started yet.
 
     Raises:
         InvalidInput: if it is not installed, or refuses the options.
@@ -68,11 +71,9 @@ def slurm_cluster(jobs: int, options: dict[str, Any]) -> Any:
             'dask-jobqueue is not installed; install it with: pip install "mechtv[cluster]".'
         ) from error
     try:
-        cluster = SLURMCluster(**options)
+        return SLURMCluster(**options)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"SLURMCluster refuses the options {options!r}: {error}.") from error
-    cluster.scale(jobs=max(1, jobs))
-    return cluster
 
 
 def size(client: Client) -> int:
@@ -167,7 +168,7 @@ def remote(plain: dict[str, Any], chosen: list[int], folder: str, versions: dict
 
 def _at(scheduler: str) -> Client:
     try:
-        return Client(scheduler, timeout=10)
+        return Client(scheduler, timeout=PATIENCE)
     except (*LOST, ValueError) as error:
         raise InvalidInput(
             f"No Dask scheduler answers at {scheduler!r} ({type(error).__name__}); start one with: "

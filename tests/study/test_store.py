@@ -1,6 +1,7 @@
 """Finished cells are there again, unfinished or others never."""
 
-import json
+import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -40,18 +41,68 @@ def test_without_a_folder_nothing_is_kept():
     assert store.path(KEY, ".json") is None
 
 
-@pytest.mark.parametrize("content", ["", '{"key"', "[]", '{"rows": []}'])
-def test_a_damaged_cell_is_one_sentence(tmp_path, content):
+@pytest.mark.parametrize("content", ["", '{"key"', "[]", '{"rows": []}', '{"checksum": 1}'])
+def test_a_damaged_cell_is_set_aside_with_a_sentence_in_the_log(tmp_path, content, caplog):
     store = Store(tmp_path)
-    store.path(KEY, ".json").write_text(content)
-    with pytest.raises(InvalidInput, match=r"is no finished cell .* delete it to compute it anew"):
-        store.rows(KEY)
-
-
-def test_a_digest_that_two_keys_share_is_no_cell_of_the_other(tmp_path):
-    store = Store(tmp_path)
-    store.path(KEY, ".json").write_text(json.dumps({"key": {"task": "else"}, "rows": ROWS}))
+    path = store.path(KEY, ".json")
+    path.write_text(content)
+    assert store.state(KEY) == "damaged"
+    assert path.is_file()  # looking changes nothing
     assert store.rows(KEY) is None
+    assert "is no finished cell" in caplog.text
+    assert path.with_name(path.name + ".damaged").read_text() == content
+    assert store.keep(KEY, ROWS)
+    assert store.state(KEY) == "done"
+
+
+def test_the_first_of_two_writers_wins(tmp_path):
+    stores = [Store(tmp_path), Store(tmp_path)]
+    assert stores[0].keep(KEY, [{"value": 1}])
+    assert not stores[1].keep(KEY, [{"value": 2}])
+    assert stores[1].rows(KEY) == [{"value": 1}]
+
+
+def test_a_failure_stays_until_it_is_forgiven_or_the_cell_is_there(tmp_path):
+    store = Store(tmp_path)
+    assert store.state(KEY) == "missing"
+    store.fail(KEY, ValueError("no"))
+    assert store.state(KEY) == "failed"
+    assert store.failure(KEY).error == "ValueError: no"
+    store.forgive(KEY)
+    assert store.state(KEY) == "missing"
+    store.fail(KEY, "died")
+    store.keep(KEY, ROWS)
+    assert store.state(KEY) == "done"
+    assert store.failure(KEY) is None
+
+
+def test_a_damaged_failure_is_a_failure_still(tmp_path):
+    store = Store(tmp_path)
+    store.path(KEY, ".failed.json").write_text("{")
+    assert store.state(KEY) == "failed"
+    assert "cannot be read" in store.failure(KEY).error
+
+
+def test_cells_of_other_versions_are_older_and_the_newest_is_found(tmp_path):
+    store = Store(tmp_path)
+    keys = [KEY | {"versions": {"code": code}} for code in ("one", "two", "now")]
+    for age, key in ((200, keys[0]), (100, keys[1])):
+        store.keep(key, [{"value": age}])
+        then = time.time() - age
+        os.utime(store.path(key, ".json"), (then, then))
+    assert store.state(keys[2]) == "older"
+    assert store.older(keys[2]) == [{"value": 100}]
+    assert store.rows(keys[2]) is None
+    store.path(keys[1], ".json").write_text("")
+    assert store.older(keys[2]) == [{"value": 200}]
+    assert store.older(keys[2] | {"n": 3}) is None
+
+
+def test_a_digest_that_two_keys_share_is_no_cell_of_the_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("mechtv.study.store._settings", lambda key: "same")
+    store = Store(tmp_path)
+    store.keep(KEY, ROWS)
+    assert store.rows(KEY | {"n": 3}) is None
 
 
 TEMPLATE = TEMPLATES["arrow"]
