@@ -25,6 +25,7 @@ TASKS = "present-past,singular-plural,sst2,trec"
 TEXTS = ("sst2", "trec", "ag-news")
 DEPTHS = (0.25, 0.5, 0.75)
 KEPT = 6 * 2**30  # bytes of prefixes
+LARGE = {"head_maps", "lens", "diagnostics"}  # whole in out/why alone
 CELL = ["model", "task", "vector_layer"]
 TRAINING = {"epochs": 10, "batch_size": 32}
 
@@ -88,14 +89,12 @@ def _summaries(e: Explanation) -> dict[str, pd.DataFrame]:
     found["histogram"] = done["heads"].saliency.histogram(0.1)
     attention = found.pop("attention")
     found["attention"] = attention[attention["head"].isna()]
-    for large in ("head_maps", "lens"):
-        del found[large]
-    return found
+    return {part: table for part, table in found.items() if part not in LARGE}
 
 
 def _gather(out: Path, results: Path) -> None:
     """All finished cells as one table a part, with what the table holds of other cells."""
-    for part in ("evaluation", "seconds", "histogram", *PARTS):
+    for part in ("evaluation", "seconds", "histogram", *(set(PARTS) - LARGE)):
         cells = [pd.read_csv(file) for file in sorted(out.glob(f"*/*/{part}.csv"))]
         if cells:
             file = results / f"why_{part}.csv"

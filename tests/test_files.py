@@ -44,5 +44,5 @@ def test_without_hard_links_a_file_is_written_all_the_same(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("function", [write_whole, write_once])
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path, function):
-    with pytest.raises(CannotWrite, match="There is no folder .* to write 'a' into"):
+    with pytest.raises(CannotWrite, match=r"There is no folder .* to write 'a' into"):
         function(tmp_path / "none" / "a", b"1")
