@@ -6,15 +6,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers.cache_utils import DynamicCache
 
 from mechtv.forward.arguments import Recorder, Unreplayable
+from mechtv.forward.chunks import in_chunks
 from mechtv.forward.prefix import Prefix
 from mechtv.forward.rectangle import Suffix
 from mechtv.forward.setting import device_of
-from mechtv.progress import progress
+from mechtv.progress import progress_bar
 
 BATCH_SIZE = 64
 
@@ -34,15 +36,21 @@ def prefill(
 def _in_batches(model: TransformerBridge, suffix: Suffix, layer: int, show: bool | None) -> Prefix:
     before, inside = suffix.lengths().T
     order = (inside * suffix.tokens.shape[1] + before).argsort(stable=True)
-    chunks = order.split(BATCH_SIZE)
-    if len(chunks) == 1:
-        return _one_pass(model, suffix, layer)
+    n_rows = len(suffix)
     whole: Prefix | None = None
-    for rows in progress(chunks, title="prompts", show=show, total=len(chunks)):
-        part = _one_pass(model, suffix.select(rows.tolist()), layer)
-        whole = part.room_for(len(suffix), suffix.width, suffix.length) if whole is None else whole
-        whole.put(rows, part)
-        del part  # not beside the next batch's
+
+    def one_pass(rows: Int[Tensor, " row"]) -> Prefix:
+        some = suffix if len(rows) == n_rows else suffix.select(rows.tolist())
+        return _one_pass(model, some, layer)
+
+    with progress_bar(title="prompts", total=n_rows, show=show) as bar:
+        for rows, part in in_chunks(order, BATCH_SIZE, one_pass):
+            if len(rows) == n_rows:
+                return part
+            whole = part.room_for(n_rows, suffix.width, suffix.length) if whole is None else whole
+            whole.put(rows, part)
+            bar.update(len(rows))
+            del part  # not beside the next batch's
     assert whole is not None
     return whole
 

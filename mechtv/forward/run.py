@@ -17,13 +17,14 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
+from mechtv.forward.chunks import in_chunks
 from mechtv.forward.cut import Places, cut_around, rectangle_around
 from mechtv.forward.full import full_logits, pass_through
 from mechtv.forward.memory import steady
 from mechtv.forward.prefix import replay
 from mechtv.forward.setting import applied, layout_of
 from mechtv.forward.unembed import unembedded
-from mechtv.progress import progress
+from mechtv.progress import progress_bar
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors.inject import declared_layout, hook_point, hooked
 from mechtv.vectors.layout import Layout
@@ -183,17 +184,20 @@ def in_batches(
 ) -> Tensor:
     """Apply `compute` (rows in, rows out) to batches of prompts of like length; rows in order.
 
+    Where memory runs out for a batch, it and those behind it are halved.
+
     Raises:
         InvalidInput: if `batch_size` is below 1.
     """
     if batch_size < 1:
         raise InvalidInput(f"batch_size={batch_size} is too small; use 1 or more.")
     order = prompts.lengths.argsort(stable=True)
-    chunks = order.split(batch_size)
-    parts = [
-        compute(prompts.select(rows.tolist()))
-        for rows in progress(chunks, title=title, show=show, total=len(chunks))
-    ]
+    parts = []
+    with progress_bar(title=title, total=len(prompts), show=show) as bar:
+        of_rows = in_chunks(order, batch_size, lambda rows: compute(prompts.select(rows.tolist())))
+        for rows, found in of_rows:
+            parts.append(found)
+            bar.update(len(rows))
     return torch.cat(parts)[order.argsort()]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import InvalidInput
+from mechtv.forward.chunks import in_chunks
 from mechtv.forward.memory import Memory, steady
 from mechtv.forward.prefix import Prefix, replay
 from mechtv.forward.probe import last_residual
@@ -63,7 +64,7 @@ def scan(
         tokens: the tokens whose logits are wanted; the whole vocabulary if None.
         batch_size: prompts at a time, whose prefixes are kept meanwhile.
         n_bytes: about how much memory the vectors that run together may take, beside the prefixes
-            and what is returned.
+            and what is returned. Where it is not there, fewer run together.
 
     Returns:
         One entry a vector, in their order; each as `measure` returns it, over all prompts.
@@ -124,11 +125,14 @@ def _each(
         for layer, group in groups:
             prefix = _entering(model, prefix, layer, shared, vectors[0].acts_on, inner)
             size = _at_once(model, prefix, tokens, n_bytes) if apart else 1
-            for first in range(0, len(group), size):
-                some = group[first : first + size]
-                states = _side_by_side(model, prefix, [vectors[n] for n in some], inner, last)
-                outputs = states if output == "residual" else unembedded(model, states, tokens)
-                yield from zip(some, outputs, strict=True)
+
+            def outputs(some: Int[Tensor, " vector"], prefix: Prefix = prefix) -> Tensor:
+                chosen = [vectors[number] for number in some.tolist()]
+                states = _side_by_side(model, prefix, chosen, inner, last)
+                return states if output == "residual" else unembedded(model, states, tokens)
+
+            for some, found in in_chunks(torch.tensor(group), size, outputs):
+                yield from zip(some.tolist(), found, strict=True)
 
 
 def _entering(

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from mechtv.errors import InvalidInput
+from mechtv.forward.chunks import in_chunks
 from mechtv.methods.objectives import Objective
 from mechtv.progress import progress_bar
 from mechtv.tasks.prompts import Prompts
@@ -73,7 +74,7 @@ def train(
         for epoch in range(1, plan.epochs + 1):
             losses = []
             for rows in like_lengths(training.prompts, plan.batch_size, rng):
-                losses.append(_step(as_vector(start), training, rows, optimizer) * len(rows))
+                losses.append(_step(as_vector, start, training, rows, optimizer) * len(rows))
                 schedule.step()
                 bar.update()
             loss = sum(losses) / len(training.prompts)
@@ -103,16 +104,31 @@ def like_lengths(
 
 
 def _step(
-    vector: TaskVector, training: Objective, rows: Tensor, optimizer: torch.optim.Optimizer
+    as_vector: Callable[[Sequence[Tensor]], TaskVector],
+    start: Sequence[Tensor],
+    training: Objective,
+    rows: Tensor,
+    optimizer: torch.optim.Optimizer,
 ) -> float:
+    """One step on the mean loss of some rows; in parts where memory runs out for all at once."""
+
+    def backward(some: Tensor) -> float:
+        before = [None if x.grad is None else x.grad.clone() for x in start]
+        try:
+            loss = training.loss(as_vector(start), some).sum() / len(rows)
+            loss.backward()
+        except RuntimeError:  # of a pass that did not end, some gradients may be there already
+            for x, gradient in zip(start, before, strict=True):
+                x.grad = gradient
+            raise
+        return float(loss.detach())
+
     optimizer.zero_grad(set_to_none=True)
-    loss = training.loss(vector, rows).mean()
-    value = float(loss.detach())
+    value = sum(loss for _, loss in in_chunks(rows, len(rows), backward))
     if not math.isfinite(value):
         raise InvalidInput(
             f"Training diverged: the loss became {value}; use a smaller step_size, or float32."
         )
-    loss.backward()
     optimizer.step()
     return value
 

@@ -51,7 +51,7 @@ def client(
         with _at(scheduler) as found:
             yield found
         return
-    cluster = _local(workers) if slurm is None else slurm_cluster(slurm)
+    cluster: Any = _local(workers) if slurm is None else slurm_cluster(slurm)
     with cluster, Client(cluster) as found:
         if slurm is not None:
             cluster.scale(jobs=max(1, workers))
