@@ -53,10 +53,9 @@ def _written(path: Path, content: bytes, *, lasting: bool = False) -> Iterator[P
         raise CannotWrite(f"There is no folder {str(path.parent)!r} to write {path.name!r} into.")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            if lasting:
-                file.flush()
+        temporary.write_bytes(content)
+        if lasting:
+            with temporary.open("r+b") as file:
                 os.fsync(file.fileno())
         yield temporary
     except OSError as error:
