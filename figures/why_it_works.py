@@ -79,16 +79,18 @@ def _summaries(e: Explanation) -> dict[str, pd.DataFrame]:
     done = {finding.name: finding.result for finding in e.findings if not finding.refusal}
     for part, result in done.items():
         found[part] = result.table()
-    found["readers"] = done["readers"].effects()
-    found["decomposition"] = done["decomposition"].by_kind()
-    agreement = done["heads"].saliency.compare(done["heads"].ablation)
-    top = done["heads"].saliency.top(0.1)
-    found["heads"] = pd.DataFrame(
-        [{"task": e.task.name, "model": e.model.name, "key_heads": str(top)} | asdict(agreement)]
-    )
-    found["histogram"] = done["heads"].saliency.histogram(0.1)
-    attention = found.pop("attention")
-    found["attention"] = attention[attention["head"].isna()]
+    if "readers" in done:
+        found["readers"] = done["readers"].effects()
+    if "decomposition" in done:
+        found["decomposition"] = done["decomposition"].by_kind()
+    if "heads" in done:
+        saliency, about = done["heads"].saliency, {"task": e.task.name, "model": e.model.name}
+        agreement = asdict(saliency.compare(done["heads"].ablation))
+        key_heads = {"key_heads": str(saliency.top(0.1))}
+        found["heads"] = pd.DataFrame([about | key_heads | agreement])
+        found["histogram"] = saliency.histogram(0.1)
+    if "attention" in done:
+        found["attention"] = found["attention"][found["attention"]["head"].isna()]
     return {part: table for part, table in found.items() if part not in LARGE}
 
 

@@ -20,6 +20,7 @@ from mechtv.analysis.attention import attention_of_heads
 from mechtv.analysis.decomposition import decompose
 from mechtv.analysis.diagnostics import diagnostics
 from mechtv.analysis.head_maps import head_maps
+from mechtv.analysis.head_outputs import other_heads
 from mechtv.analysis.heads import HeadRanking, rank_heads
 from mechtv.analysis.integrated_jacobian import integrate_jacobian
 from mechtv.analysis.linearity import linearity
@@ -39,6 +40,9 @@ from mechtv.vectors.vector import TaskVector
 
 KEY_SHARE = 0.1
 """The share of the heads at or behind theta's block that are key heads (the paper's)."""
+
+RANDOM_HEADS = 20
+"""How many others their attention is compared with; all where a late block leaves fewer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -244,7 +248,12 @@ class _Inquiry:
         return ablate_heads(*self._subject, self._key_heads(), n=self._n, **self._common)
 
     def attention(self) -> Any:
-        return attention_of_heads(*self._subject, self._key_heads(), n=self._n, **self._common)
+        model, _, vector = self._subject
+        heads = self._key_heads()
+        others = other_heads(model, heads, layer=Subject.of(model, vector).layer)
+        n_random = max(1, min(RANDOM_HEADS, len(others)))
+        options = self._common | {"n": self._n, "n_random": n_random}
+        return attention_of_heads(*self._subject, heads, **options)
 
     def head_maps(self) -> Any:
         return head_maps(*self._subject, n=self._n, **self._common)

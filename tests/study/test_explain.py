@@ -107,6 +107,15 @@ def test_bad_input_is_refused_before_anything_runs() -> None:
         explain(model, task, replaced)
 
 
+def test_behind_a_late_block_attention_is_compared_with_all_other_heads() -> None:
+    model = tiny("llama", **MANY_HEADS)
+    late = vector_at(model, layer=4)
+    found = explain(model, task_of(), late, parts=("attention",), n=4, progress=False)
+    (part,) = found.findings
+    assert not part.refusal
+    assert len(part.result.heads) + len(part.result.random_heads) == 8
+
+
 def test_the_page_is_whole_and_shows_every_part(explained) -> None:
     _, _, found = explained
     html = explanation_html(found)
