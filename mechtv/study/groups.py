@@ -78,8 +78,7 @@ def compute(
     worker = _Worker(study, Store(Path(folder) / CELLS), device, progress)
     busy = list(group.cells)
     for waiting in (False, True)[: 1 + wait]:
-        there = [cell for cell in busy if worker.do(cell, wait=waiting, on_finished=on_finished)]
-        busy = [cell for cell in busy if cell not in there]
+        busy = [c for c in busy if not worker.do(c, wait=waiting, on_finished=on_finished)]
     return busy
 
 
