@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
+from math import fsum
 from pathlib import Path
 from statistics import fmean
 
@@ -54,6 +55,8 @@ class Estimate:
 
     def sentence(self) -> str:
         """All of it in words."""
+        if not self.missing:
+            return f"{self.cells} cells, all of them there."
         how = "measured" if self.measured > 0.99 else "counted, to a factor of three"
         if 0 < self.measured <= 0.99:
             how = f"{self.measured:.0%} measured, the rest counted"
@@ -80,11 +83,12 @@ def estimate(study: Study, folder: str | Path | None = None) -> Estimate:
             seconds[_kind(cell)].append(_spent(rows))
     measured = [cell for cell in missing if _kind(cell) in seconds]
     counted = [cell for cell in missing if _kind(cell) not in seconds]
-    total = sum(fmean(seconds[_kind(cell)]) for cell in measured)
+    times = [fmean(seconds[_kind(cell)]) for cell in measured]
+    times += [_counted(study, cell) for cell in counted]
     return Estimate(
         cells=len(study.cells),
         missing=len(missing),
-        seconds=total + sum(_counted(study, cell) for cell in counted),
+        seconds=fsum(times),
         measured=len(measured) / max(1, len(missing)),
         nbytes=_memory(study),
     )
