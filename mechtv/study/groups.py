@@ -6,7 +6,7 @@ once a group. Any number of processes may be at one folder: each takes cells tha
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -162,7 +162,8 @@ def _alone(path: Path | None, *, wait: bool) -> Iterator[bool]:
     try:
         yield True
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # some systems keep files that are open: then it stays, empty
+            path.unlink()
         lock.release()
 
 
