@@ -117,7 +117,10 @@ def _step(
         try:
             loss = training.loss(as_vector(start), some).sum() / len(rows)
             loss.backward()
-        except RuntimeError:  # of a pass that did not end, some gradients may be there already
+        except (
+            RuntimeError,
+            MemoryError,
+        ):  # of a pass that did not end, some gradients may be there already
             for x, gradient in zip(start, before, strict=True):
                 x.grad = gradient
             raise

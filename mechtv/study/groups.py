@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -26,6 +27,8 @@ from mechtv.vectors.vector import TaskVector
 logger = logging.getLogger(__name__)
 
 CELLS, LOCK = "cells", ".lock"
+
+_ONE_AT_A_TIME = Lock()  # threads of a worker share the open model and its hooks
 
 OnFinished = Callable[[Cell], None]
 
@@ -77,8 +80,9 @@ def compute(
     """
     worker = _Worker(study, Store(Path(folder) / CELLS), device, progress)
     busy = list(group.cells)
-    for waiting in (False, True)[: 1 + wait]:
-        busy = [c for c in busy if not worker.do(c, wait=waiting, on_finished=on_finished)]
+    with _ONE_AT_A_TIME:
+        for waiting in (False, True)[: 1 + wait]:
+            busy = [c for c in busy if not worker.do(c, wait=waiting, on_finished=on_finished)]
     return busy
 
 
@@ -112,13 +116,12 @@ class _Worker:
     def _compute(self, cell: Cell, key: Key) -> None:
         try:
             rows, vector = self._made(cell)
+            self._store.keep(key, rows, vector)
         except CannotWrite:
             raise
         except Exception as error:
             logger.warning("%s failed: %s: %s", cell, type(error).__name__, error)
             self._store.fail(key, error)
-        else:
-            self._store.keep(key, rows, vector)
 
     def _made(self, cell: Cell) -> tuple[list[Row], TaskVector | None]:
         if self._bench is None:

@@ -4,7 +4,6 @@ What is sent is a study's description and the numbers of some of its cells; what
 nothing but word that they are there. A worker that dies costs the cell that it was at.
 """
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -154,8 +153,7 @@ def remote(plain: dict[str, Any], chosen: list[int], folder: str, versions: dict
             f"The worker {worker.address} runs another version of {', '.join(differing)} than the "
             "client; install the same on all."
         )
-    description = Path(folder) / DESCRIPTION
-    if not description.is_file() or json.loads(description.read_text()) != plain:
+    if not (Path(folder) / DESCRIPTION).is_file():
         raise InvalidInput(
             f"The worker {worker.address} does not see the study in {folder!r}; put it where all "
             "workers see it under one path."
@@ -182,6 +180,7 @@ def _local(workers: int) -> LocalCluster:
         threads_per_worker=1,  # torch has threads of its own
         processes=True,
         dashboard_address=None,
+        memory_limit=0,  # a worker that keeps its model open would be paused for good
         silence_logs=logging.ERROR,
         resources={LOCAL: workers},
     )

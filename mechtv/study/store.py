@@ -36,6 +36,7 @@ State = Literal["done", "failed", "damaged", "older", "missing"]
 
 CELL, FAILURE, VECTOR, DAMAGED = ".json", ".failed.json", ".safetensors", ".damaged"
 VERSIONS = "versions"
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged file raises
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Store:
             return None
         try:
             return _read(path, key)
-        except (ValueError, KeyError, TypeError) as error:
+        except _DAMAGE as error:
             _set_aside(path, error)
         return None
 
@@ -112,7 +113,7 @@ class Store:
         try:
             found = json.loads(path.read_text())
             return Failure(error=found["error"], trace=found["trace"])
-        except (ValueError, KeyError, TypeError) as error:
+        except _DAMAGE as error:
             return Failure(error=f"{str(path)!r} cannot be read ({error!r}).")
 
     def forgive(self, key: Key) -> None:
@@ -129,7 +130,7 @@ class Store:
         if path.is_file():
             try:
                 return "missing" if _read(path, key) is None else "done"
-            except (ValueError, KeyError, TypeError):
+            except _DAMAGE:
                 return "damaged"
         if self.failure(key) is not None:
             return "failed"
@@ -147,7 +148,7 @@ class Store:
         for file in sorted(cells, key=lambda cell: cell.stat().st_mtime, reverse=True):
             try:
                 rows = _read(file, key, any_version=True)
-            except (ValueError, KeyError, TypeError):
+            except _DAMAGE:
                 continue
             if rows is not None:
                 return rows
@@ -201,7 +202,7 @@ def _read(path: Path, key: Key, *, any_version: bool = False) -> list[Row] | Non
     """The rows of a cell's file; None if another key's digest is the same.
 
     Raises:
-        ValueError, KeyError, TypeError: if it is damaged.
+        Exception: one of `_DAMAGE`, if it is damaged.
     """
     found = json.loads(path.read_text())
     given = found.pop("checksum")

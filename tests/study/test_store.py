@@ -41,7 +41,9 @@ def test_without_a_folder_nothing_is_kept():
     assert store.path(KEY, ".json") is None
 
 
-@pytest.mark.parametrize("content", ["", '{"key"', "[]", '{"rows": []}', '{"checksum": 1}'])
+@pytest.mark.parametrize(
+    "content", ["", '{"key"', "[]", "null", '"x"', '{"rows": []}', '{"checksum": 1}']
+)
 def test_a_damaged_cell_is_set_aside_with_a_sentence_in_the_log(tmp_path, content, caplog):
     store = Store(tmp_path)
     path = store.path(KEY, ".json")
