@@ -12,6 +12,20 @@ from mechtv.errors import CannotWrite
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
+def made_folder(path: str | Path) -> Path:
+    """A folder, made if need be with those that hold it.
+
+    Raises:
+        CannotWrite: if it cannot be made.
+    """
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(f"The folder {str(path)!r} cannot be made: {error.strerror}.") from error
+    return path
+
+
 def write_whole(path: str | Path, content: bytes) -> Path:
     """Write `content` to `path` so that no reader ever sees a part of it.
 

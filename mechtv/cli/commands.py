@@ -23,7 +23,6 @@ from mechtv.cli.options import (
 from mechtv.cli.values import (
     check_folder,
     line_of,
-    made_folder,
     names_in,
     numbers,
     opened_model,
@@ -55,6 +54,7 @@ def run(
     dtype: Dtype = "float32",
 ) -> None:
     """Learned vectors at several depths beside in-context, zero-shot and hidden-state: one page."""
+    from mechtv.files import made_folder
     from mechtv.overview import run_overview
     from mechtv.report import write_report
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mechtv.cli.options import Device, Dtype, N, TemplateText, app
-from mechtv.cli.values import at_home, made_folder, names_in, write_table
+from mechtv.cli.values import at_home, names_in, write_table
 
 if TYPE_CHECKING:
     from mechtv.study.explain import Finding
@@ -79,6 +79,7 @@ def explain(
 
     The table of each analysis is written as soon as it is done.
     """
+    from mechtv.files import made_folder
     from mechtv.report import write_explanation
     from mechtv.report.findings import finding
     from mechtv.study.explain import check_parts

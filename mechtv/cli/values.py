@@ -115,17 +115,6 @@ def check_folder(path: Path) -> None:
         raise InvalidInput(f"There is no folder {str(path.parent)!r}; make it first.")
 
 
-def made_folder(path: Path) -> Path:
-    """A folder, made if need be with those that hold it."""
-    from mechtv.errors import InvalidInput
-
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(f"The folder {str(path)!r} cannot be made: {error.strerror}.") from None
-    return path
-
-
 def write_table(table: Any, path: Path) -> None:
     """A table as CSV, whole or not there."""
     write_text(table.to_csv(index=False), path)

@@ -117,10 +117,8 @@ def _step(
         try:
             loss = training.loss(as_vector(start), some).sum() / len(rows)
             loss.backward()
-        except (
-            RuntimeError,
-            MemoryError,
-        ):  # of a pass that did not end, some gradients may be there already
+        except (RuntimeError, MemoryError):
+            # a pass that did not end may have left some of its gradients
             for x, gradient in zip(start, before, strict=True):
                 x.grad = gradient
             raise

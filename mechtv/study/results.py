@@ -86,8 +86,8 @@ class StudyResults:
     def errors(self) -> pd.DataFrame:
         """One row a failed cell: what it is, the error, and where it happened."""
         rows = []
-        for cell, key, _ in self.states:
-            failure = self._store.failure(key)
+        for cell, key, state in self.states:
+            failure = self._store.failure(key) if state == "failed" else None
             if failure is not None:
                 about = {"cell": str(cell), "error": failure.error, "trace": failure.trace}
                 rows.append(about)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mechtv.errors import CannotWrite, InvalidInput
-from mechtv.files import write_whole
+from mechtv.errors import InvalidInput
+from mechtv.files import made_folder, write_whole
 from mechtv.progress import progress_bar
 from mechtv.study.grid import Cell, Study
 from mechtv.study.groups import CELLS, compute, grouped
@@ -91,12 +91,7 @@ def run_study(
 
 def _described(study: Study, folder: Path) -> StudyResults:
     """The results so far, with the study's description in the folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotWrite(
-            f"The folder {str(folder)!r} cannot be made: {error.strerror}."
-        ) from error
+    made_folder(folder)
     text = json.dumps(study.to_plain(), indent=1)
     path = folder / DESCRIPTION
     if path.is_file() and path.read_text() != text:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import CannotWrite, InvalidInput
-from mechtv.files import write_once, write_whole
+from mechtv.files import made_folder, write_once, write_whole
 from mechtv.forward.setting import device_of
 from mechtv.forward.stamp import checksum
 from mechtv.models import describe
@@ -55,14 +55,7 @@ class Store:
     """
 
     def __init__(self, folder: str | Path | None) -> None:
-        self._folder = None if folder is None else Path(folder)
-        if self._folder is not None:
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise CannotWrite(
-                    f"The folder {str(self._folder)!r} cannot be made: {error.strerror}."
-                ) from error
+        self._folder = None if folder is None else made_folder(folder)
 
     def rows(self, key: Key) -> list[Row] | None:
         """A cell's rows; None if it is not there, or its file is damaged.
