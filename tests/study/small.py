@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import torch
 from builders import tiny_hf, tiny_tokenizer
 
 import mechtv
 from mechtv.study.grid import Study
+from mechtv.study.results import SECONDS, StudyResults
 
 METHODS = ("zero-shot", "in-context", {"name": "hidden_state", "shots": 2, "n": 4})
 
@@ -45,3 +47,8 @@ def small(place: Path, **changes: object) -> Study:
         "n_validation": 5,
     }
     return Study(**given | changes)  # type: ignore[arg-type]
+
+
+def without_seconds(results: StudyResults) -> pd.DataFrame:
+    """The table but for the columns in which two runs differ."""
+    return results.table().drop(columns=list(SECONDS))

@@ -8,12 +8,11 @@ import threading
 import time
 
 import pytest
-from study.small import small
+from study.small import small, without_seconds
 
 from mechtv.errors import InvalidInput
 from mechtv.study import StudyResults, on_dask, run_study
 from mechtv.study.groups import grouped
-from mechtv.study.results import SECONDS
 
 distributed = pytest.importorskip("distributed")
 pytestmark = [
@@ -31,10 +30,6 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(place):
     return run_study(small(place), place / "whole")
-
-
-def without_seconds(results):
-    return results.table().drop(columns=list(SECONDS))
 
 
 class Killer(threading.Thread):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from study.small import small
+from study.small import small, without_seconds
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import CannotWrite, InvalidInput
@@ -41,10 +41,6 @@ def place(tmp_path_factory):
 def whole(place):
     """The study, undisturbed."""
     return run_study(small(place), place / "whole")
-
-
-def without_seconds(results):
-    return results.table().drop(columns=list(SECONDS))
 
 
 def cell_files(folder):
@@ -327,7 +323,7 @@ sys.path[:0] = sys.argv[1:2]
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from study.small import small
+from study.small import small, without_seconds
 from mechtv.study import run_study
 if __name__ == "__main__":
     run_study(small(Path(sys.argv[2]), seeds=range(int(sys.argv[4]))), sys.argv[3])
