@@ -13,15 +13,12 @@ if TYPE_CHECKING:
 
 def opened_model(model: str, device: str | None, dtype: str) -> Any:
     """The model that an option names."""
-    import torch
-
     from mechtv.errors import UnknownName
-    from mechtv.models import open_model
+    from mechtv.models import DTYPES, open_model
 
-    kinds = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-    if dtype not in kinds:
-        raise UnknownName("data type", dtype, kinds)
-    return open_model(model, device=device, dtype=kinds[dtype])
+    if dtype not in DTYPES:
+        raise UnknownName("data type", dtype, DTYPES)
+    return open_model(model, device=device, dtype=DTYPES[dtype])
 
 
 def task_named(name: str, template: str | None) -> "Task":

@@ -7,6 +7,6 @@ bridge that you have built yourself: every function of mechtv takes that bridge 
 
 from mechtv.models.bundled import list_models
 from mechtv.models.card import ModelCard, describe
-from mechtv.models.open import open_model
+from mechtv.models.open import DTYPES, open_model
 
-__all__ = ["ModelCard", "describe", "list_models", "open_model"]
+__all__ = ["DTYPES", "ModelCard", "describe", "list_models", "open_model"]

@@ -25,6 +25,14 @@ from mechtv.models.tokenizer import (
 
 DeviceMap = str | dict[str, str | int]
 
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+"""The number formats of weights, by name."""
+
 
 def open_model(
     name: str | os.PathLike[str] | PreTrainedModel = "smollm2-135m",

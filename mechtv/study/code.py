@@ -34,4 +34,18 @@ def meaning(source: str) -> str:
     for node in ast.walk(tree):
         if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
-    return ast.dump(tree)
+    return _written(tree)
+
+
+def _written(node: object) -> str:
+    """A syntax tree as text, the same in every version of Python, which `ast.dump` is not."""
+    if isinstance(node, list):
+        return f"[{', '.join(map(_written, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    parts = (
+        f"{name}={_written(value)}"
+        for name, value in ast.iter_fields(node)
+        if value is not None and value != []
+    )
+    return f"{type(node).__name__}({', '.join(parts)})"

@@ -5,7 +5,7 @@ Described in Python or as a TOML file (`Study.read`). `mechtv.study.running` run
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import product
@@ -16,6 +16,7 @@ from mechtv.errors import InvalidInput, UnknownName
 from mechtv.methods.registry import METHODS
 from mechtv.overview import evenly_spread
 from mechtv.study.code import code_version
+from mechtv.study.lists import is_whole, layers, listed, positions, whole
 from mechtv.study.scoring import REFERENCES, at_most, layers_of
 from mechtv.study.specs import MethodSpec, ModelSpec, TaskSpec, plain, spec_of
 from mechtv.study.store import VERSIONS, Key, check_plain
@@ -83,11 +84,13 @@ class Study:
     n_validation: int | None = None
 
     def __post_init__(self) -> None:
-        methods = tuple(spec_of(MethodSpec, one, extra="options") for one in self.methods)
-        object.__setattr__(self, "models", _specs(ModelSpec, self.models))
-        object.__setattr__(self, "tasks", _specs(TaskSpec, self.tasks))
-        object.__setattr__(self, "methods", methods)
-        object.__setattr__(self, "seeds", tuple(self.seeds))
+        if not isinstance(self.name, str):
+            raise InvalidInput(f"name={self.name!r} is no text; write it in quotes.")
+        methods = [spec_of(MethodSpec, m, extra="options") for m in listed("methods", self.methods)]
+        self._set("models", [spec_of(ModelSpec, one) for one in listed("models", self.models)])
+        self._set("tasks", [spec_of(TaskSpec, one) for one in listed("tasks", self.tasks)])
+        self._set("methods", methods)
+        self._set("seeds", whole("seeds", listed("seeds", self.seeds)))
         for name in ("models", "tasks", "methods", "seeds"):
             values = list(getattr(self, name))
             if not values or any(value in values[:i] for i, value in enumerate(values)):
@@ -99,12 +102,18 @@ class Study:
             raise InvalidInput(
                 f"Two methods are called {twice!r}; give one of them a label of its own."
             )
-        for name, least in (("shots", 1), ("n", 1), ("n_validation", 1)):
+        for name in ("shots", "n", "n_validation"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise InvalidInput(f"{name}={value!r} is no whole number of {least} or more.")
-        _check_layers(self.layers)
-        _check_positions(self.positions)
+            left_out = value is None and name != "shots"
+            if not left_out and (not is_whole(value) or value < 1):
+                raise InvalidInput(f"{name}={value!r} is no whole number of 1 or more.")
+        if not (self.layers is None or _is_all(self.layers)):
+            self._set("layers", layers(self.layers))
+        if self.positions is not None:
+            self._set("positions", positions(self.positions))
+
+    def _set(self, name: str, values: Iterable[Any]) -> None:
+        object.__setattr__(self, name, tuple(values))
 
     @classmethod
     def read(cls, path: str | Path) -> "Study":
@@ -226,43 +235,9 @@ class Study:
 _SPECS = ("models", "tasks", "methods")
 
 
-def _specs(kind: Any, given: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(spec_of(kind, one) for one in given)
-
-
 def _layer(given: int | float, n_layers: int) -> int:
     return given if isinstance(given, int) else min(round(given * n_layers), n_layers - 1)
 
 
-def _check_layers(layers: Any) -> None:
-    if layers is None or layers == "all":
-        return
-    listed = not isinstance(layers, str) and isinstance(layers, Sequence) and len(layers) > 0
-    if not listed or not all(map(_is_layer, layers)):
-        raise InvalidInput(
-            f"layers={layers!r} is none; give numbers of blocks, fractions from 0.0 to 1.0, or "
-            '"all".'
-        )
-
-
-def _is_layer(one: object) -> bool:
-    if isinstance(one, float):
-        return 0 <= one <= 1
-    return isinstance(one, int) and not isinstance(one, bool)
-
-
-def _check_positions(positions: Any) -> None:
-    if positions is None:
-        return
-    listed = not isinstance(positions, str) and isinstance(positions, Sequence) and len(positions)
-    if not listed or not all(map(_are_positions, positions)):
-        raise InvalidInput(
-            f"positions={positions!r} is no list of lists of positions; count from the last token, "
-            "which is -1: [[-1], [-3, -2, -1]]."
-        )
-
-
-def _are_positions(some: object) -> bool:
-    if isinstance(some, str) or not isinstance(some, Sequence) or not some:
-        return False
-    return all(isinstance(one, int) and one < 0 for one in some)
+def _is_all(layers: Any) -> bool:
+    return isinstance(layers, str) and layers == "all"

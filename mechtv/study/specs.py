@@ -7,32 +7,29 @@ Each can be opened on any machine that has the same files or reaches the same hu
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from mechtv.errors import InvalidInput, UnknownName
 from mechtv.methods.registry import METHODS, check_options, takes
-from mechtv.models import open_model
+from mechtv.models import DTYPES, open_model
 from mechtv.models.cache import file_sha256
 from mechtv.models.card import UNKNOWN
 from mechtv.models.place import find, readable
 from mechtv.study.scoring import REFERENCES
 from mechtv.tasks import Task, get_task
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
-WEIGHTS = ("*.safetensors", "*.bin")
+MODEL_FILES = {".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"}
+"""What a folder's model is made of: configuration, weights, tokenizer, code."""
 
 Spec = TypeVar("Spec", "ModelSpec", "TaskSpec", "MethodSpec")
+Stamp = tuple[tuple[str, int, int], ...]
+"""Names, sizes and times of files: what was read from them is read again when they change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +53,7 @@ class ModelSpec:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.dtype not in DTYPES:
             raise UnknownName("data type", self.dtype, DTYPES)
 
@@ -81,7 +79,12 @@ class ModelSpec:
         Raises:
             InvalidInput, UnknownName: if there is no such model.
         """
-        return {"name": self.name, "revision": _revision(self), "dtype": self.dtype}
+        revision = _revision(self, self.stamp())
+        return {"name": self.name, "revision": revision, "dtype": self.dtype}
+
+    def stamp(self) -> Stamp:
+        """Of its files, if its name is a path."""
+        return _stamp(self.name)
 
     def n_layers(self) -> int:
         """How many blocks it has, by its configuration.
@@ -89,16 +92,15 @@ class ModelSpec:
         Raises:
             InvalidInput, UnknownName: if there is no such model.
         """
-        return int(_config(self).get_text_config().num_hidden_layers)
+        return int(_config(self, self.stamp()).get_text_config().num_hidden_layers)
 
-    def nbytes(self) -> int | None:
-        """About how much memory its weights take; None where its files are not on this machine."""
-        path = Path(find(self.name, self.revision).path)
-        files = [file for pattern in WEIGHTS[:1] for file in path.glob(pattern)]
-        stored = getattr(_config(self), "dtype", None)
-        width = stored.itemsize if isinstance(stored, torch.dtype) else 4
-        size = sum(file.stat().st_size for file in files)
-        return size * DTYPES[self.dtype].itemsize // width if files else None
+    def n_parameters(self) -> int:
+        """How many parameters it has, by its configuration."""
+        return _n_parameters(self, self.stamp())
+
+    def nbytes(self) -> int:
+        """How much memory its weights take."""
+        return self.n_parameters() * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +111,16 @@ class TaskSpec:
     data: str | None = None
     template: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_types(self)
+
     def load(self) -> Task:
         """The task.
 
         Raises:
             InvalidInput, UnknownName: if there is no such task, template or file.
         """
-        return _loaded(self)
+        return _loaded(self, _stamp(self.data or self.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +139,12 @@ class MethodSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check_types(self)
+        if not isinstance(self.options, Mapping):
+            raise InvalidInput(
+                f"options={self.options!r} of {self.name!r} is no table of an option's names and "
+                "values."
+            )
         if self.name in REFERENCES:
             if self.options:
                 raise InvalidInput(
@@ -193,20 +204,31 @@ def plain(spec: "ModelSpec | TaskSpec | MethodSpec") -> dict[str, Any]:
     }
 
 
+def _check_types(spec: Any) -> None:
+    """Refuse what is no text where one is due, and no truth value where one is."""
+    for entry in fields(spec):
+        value, kind = getattr(spec, entry.name), entry.type
+        if entry.name != "options" and not isinstance(value, kind):
+            wanted = "true or false" if kind is bool else "a text"
+            raise InvalidInput(
+                f"{entry.name}={value!r} of a {type(spec).__name__} is not {wanted}; give one."
+            )
+
+
 @lru_cache(maxsize=256)
-def _loaded(spec: TaskSpec) -> Task:
+def _loaded(spec: TaskSpec, stamp: Stamp) -> Task:
     task = get_task(spec.name, data=spec.data)
     return task if spec.template is None else task.with_template(spec.template)
 
 
-@cache
-def _revision(spec: ModelSpec) -> str:
+@lru_cache(maxsize=256)
+def _revision(spec: ModelSpec, stamp: Stamp) -> str:
     place = find(spec.name, spec.revision)
     return _folder_checksum(Path(place.path)) if place.revision == UNKNOWN else place.revision
 
 
-@cache
-def _config(spec: ModelSpec) -> Any:
+@lru_cache(maxsize=256)
+def _config(spec: ModelSpec, stamp: Stamp) -> Any:
     place = find(spec.name, spec.revision)
     with readable(spec.name):
         return AutoConfig.from_pretrained(
@@ -216,8 +238,27 @@ def _config(spec: ModelSpec) -> Any:
         )
 
 
+@lru_cache(maxsize=256)
+def _n_parameters(spec: ModelSpec, stamp: Stamp) -> int:
+    with torch.device("meta"), readable(spec.name):  # shapes alone, no memory
+        model = AutoModelForCausalLM.from_config(
+            _config(spec, stamp), trust_remote_code=spec.trust_remote_code
+        )
+    return int(model.num_parameters())
+
+
+def _stamp(name: str) -> Stamp:
+    """Of a file, or of the files in a folder; empty for a name that is no path."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        return ()
+    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.is_file())
+    found = [(file, file.stat()) for file in files]
+    return tuple((file.name, about.st_size, about.st_mtime_ns) for file, about in found)
+
+
 def _folder_checksum(folder: Path) -> str:
-    """Of the configuration and the weights in a local folder."""
-    files = [folder / "config.json", *sorted(f for w in WEIGHTS for f in folder.glob(w))]
+    """Of all that a model in a local folder is made of."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in MODEL_FILES)
     parts = [f"{file.name} {file_sha256(file)}" for file in files if file.is_file()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

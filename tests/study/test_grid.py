@@ -3,6 +3,7 @@
 import json
 from itertools import groupby
 
+import numpy as np
 import pytest
 from study.small import save_model, save_pairs, small
 
@@ -98,12 +99,46 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
         ({"positions": [[0]]}, InvalidInput, "count from the last token"),
         ({"shots": 0}, InvalidInput, "shots=0 is no whole number of 1 or more"),
         ({"n": "all"}, InvalidInput, "n='all' is no whole number"),
+        ({"n": True}, InvalidInput, "n=True is no whole number"),
+        ({"name": 3}, InvalidInput, "name=3 is no text"),
+        ({"models": "gpt2"}, InvalidInput, r"models='gpt2' is no list; write models=\['gpt2'\]"),
+        ({"tasks": {"name": "a"}}, InvalidInput, "is no list; write tasks="),
+        ({"models": [{"name": "a", "dtype": 3}]}, InvalidInput, "dtype=3 .* is not a text"),
+        (
+            {"models": [{"name": "a", "trust_remote_code": "no"}]},
+            InvalidInput,
+            "trust_remote_code='no' of a ModelSpec is not true or false",
+        ),
+        ({"tasks": [{"name": "a", "template": 1}]}, InvalidInput, "template=1 .* is not a text"),
+        (
+            {"methods": [{"name": "learned", "options": 1}]},
+            InvalidInput,
+            "options=1 of 'learned' is no table",
+        ),
+        ({"seeds": 3}, InvalidInput, r"seeds=3 is no list; write seeds=\[3\]"),
+        ({"seeds": [0.5]}, InvalidInput, r"seeds holds 0\.5; give whole numbers"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_is_refused_when_it_is_described(place, changes, error, sentence):
     with pytest.raises(error, match=sentence):
         small(place, **changes)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_lists_of_any_kind_are_written_down_as_plain_numbers(place):
+    study = small(
+        place,
+        layers=np.arange(2),
+        seeds=range(2),
+        positions=(range(-2, 0), [np.int64(-1)]),
+        methods=(name for name in ["hidden_state"]),
+    )
+    found = json.loads(json.dumps(study.to_plain()))
+    assert (found["layers"], found["seeds"]) == ([0, 1], [0, 1])
+    assert found["positions"] == [[-2, -1], [-1]]
+    assert len(study.cells) == 8
+    assert Study.from_plain(found) == study
 
 
 @pytest.mark.parametrize(
@@ -172,6 +207,31 @@ def test_whatever_changes_numbers_changes_the_key(place, tmp_path):
     ]
     texts = [json.dumps(one, sort_keys=True) for one in keys]
     assert len(set(texts)) == len(texts)
+
+
+def test_a_file_that_changes_in_place_changes_the_key(tmp_path):
+    study = small(tmp_path)
+    keys = [study.key(study.cells[-1])]
+    save_pairs(tmp_path / "pairs.json", n=39)
+    keys.append(study.key(study.cells[-1]))
+    for name in ("tokenizer.json", "config.json", "model.safetensors"):
+        file = tmp_path / "model" / name
+        file.write_bytes(file.read_bytes() + b" ")
+        keys.append(study.key(study.cells[-1]))
+    (tmp_path / "model" / "README.md").write_text("what it is")
+    assert study.key(study.cells[-1]) == keys[-1]
+    texts = [json.dumps(key, sort_keys=True) for key in keys]
+    assert len(set(texts)) == 5
+
+
+def test_parameters_are_counted_without_weights(place, tmp_path):
+    spec = small(place).models[0]
+    bridge = spec.open()
+    real = sum(p.numel() for p in {id(p): p for p in bridge.original_model.parameters()}.values())
+    assert spec.n_parameters() == real
+    (tmp_path / "config.json").write_text((place / "model" / "config.json").read_text())
+    alone = ModelSpec(name=str(tmp_path), dtype="bfloat16")
+    assert (alone.n_parameters(), alone.nbytes()) == (real, 2 * real)
 
 
 def test_a_label_or_other_cells_do_not_change_a_key(place):
