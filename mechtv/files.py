@@ -2,14 +2,18 @@
 
 import errno
 import os
+import re
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mechtv.errors import CannotWrite
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}  # of folders, in some file systems
+_TEMPORARY = re.compile(r"\.[0-9a-f]{32}$")
 
 
 def made_folder(path: str | Path) -> Path:
@@ -57,7 +61,32 @@ def write_once(path: str | Path, content: bytes) -> bool:
             if error.errno not in _NO_LINKS:
                 raise
             os.replace(temporary, path)
+        _keep_entry(path.parent)
     return True
+
+
+def remove(path: str | Path) -> None:
+    """Remove a file; it may be gone already.
+
+    Raises:
+        CannotWrite: if it cannot be removed.
+    """
+    try:
+        Path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise CannotWrite(f"{str(path)!r} cannot be removed: {error.strerror}.") from error
+
+
+def sweep(folder: str | Path, *, seconds: float = 3600.0) -> None:
+    """Remove what writers that were killed so long ago left in a folder.
+
+    Raises:
+        CannotWrite: if it cannot be removed.
+    """
+    for path in Path(folder).glob(".*"):
+        with suppress(FileNotFoundError):  # its writer lives, and has finished
+            if _TEMPORARY.search(path.name) and time.time() - path.stat().st_mtime > seconds:
+                remove(path)
 
 
 @contextmanager
@@ -76,3 +105,16 @@ def _written(path: Path, content: bytes, *, lasting: bool = False) -> Iterator[P
         raise CannotWrite(f"{str(path)!r} cannot be written: {error.strerror}.") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _keep_entry(folder: Path) -> None:
+    """Let a new file's place in its folder outlive a loss of power, where folders can be opened."""
+    if os.name == "posix":
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise
+        finally:
+            os.close(number)

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from mechtv.errors import CannotWrite
-from mechtv.files import write_once, write_whole
+from mechtv.files import remove, sweep, write_once, write_whole
 
 
 def failing(number):
@@ -34,6 +34,23 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, f
     with pytest.raises(CannotWrite, match=r"cannot be written: No space left on device\."):
         function(tmp_path / "a", b"1")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_writer_left_is_swept_and_nothing_else(tmp_path):
+    left, new, other = (tmp_path / name for name in (f".a.{'0' * 32}", f".b.{'1' * 32}", ".c.d"))
+    for path in (left, new, other):
+        path.touch()
+    os.utime(left, (1, 1))
+    os.utime(other, (1, 1))
+    sweep(tmp_path)
+    assert set(tmp_path.iterdir()) == {new, other}
+
+
+def test_what_cannot_be_removed_is_one_sentence(tmp_path):
+    remove(tmp_path / "gone")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CannotWrite, match="cannot be removed: Is a directory"):
+        remove(tmp_path / "folder")
 
 
 def test_without_hard_links_a_file_is_written_all_the_same(tmp_path, monkeypatch):

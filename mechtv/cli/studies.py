@@ -61,7 +61,8 @@ def run(
     described = Study.read(file)
     described.check()
     folder = out or Path("out") / described.name
-    typer.echo(estimate(described, folder).sentence())
+    left = estimate(described, folder, retry_failed=retry_failed, accept_older=accept_older)
+    typer.echo(left.sentence())
     _run(described, folder, workers, scheduler, slurm, retry_failed, accept_older)
 
 

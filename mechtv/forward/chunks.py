@@ -14,7 +14,7 @@ logger = logging.getLogger("mechtv.forward")
 
 Found = TypeVar("Found")
 
-_SAYINGS = ("can't allocate memory", "not enough memory", "out of memory")
+_SAYINGS = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 
 
 def in_chunks(
@@ -47,6 +47,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAYINGS)
+
+
+def lost_device(error: BaseException) -> bool:
+    """Whether this process can use its GPU no more, as after some of CUDA's errors."""
+    if "CUDA" not in str(error) or is_out_of_memory(error):
+        return False
+    try:
+        torch.ones(1, device="cuda").item()
+    except RuntimeError as again:
+        return not is_out_of_memory(again)
+    return False
 
 
 def _release() -> None:

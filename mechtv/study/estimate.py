@@ -7,6 +7,7 @@ of three or so.
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import fsum
@@ -17,10 +18,8 @@ import torch
 
 from mechtv.forward.memory import BUDGET
 from mechtv.study.grid import Cell, Study
-from mechtv.study.groups import CELLS
+from mechtv.study.results import StudyResults
 from mechtv.study.scoring import Row, at_most
-from mechtv.study.specs import DTYPES
-from mechtv.study.store import Store
 
 CHARACTERS = 4  # in one token of English text
 EFFICIENCY = 0.3  # of a matrix product's speed that a model's pass reaches
@@ -40,47 +39,54 @@ class Estimate:
     """What is left of a study.
 
     Args:
-        cells, missing: all cells, and those that are not there.
+        cells, missing: all cells, and those that are to be computed.
+        failed: those that failed and are not tried again.
         seconds: one process's time for the missing ones.
         measured: the share of the missing cells whose seconds are measured ones.
-        nbytes: of the largest model's weights and what is kept of prompts; None if the files of a
-            model are not on this machine.
+        nbytes: of the largest model's weights and what is kept of prompts.
     """
 
     cells: int
     missing: int
+    failed: int
     seconds: float
     measured: float
-    nbytes: int | None
+    nbytes: int
 
     def sentence(self) -> str:
         """All of it in words."""
+        failed = f" {self.failed} failed before and are left out." if self.failed else ""
         if not self.missing:
-            return f"{self.cells} cells, all of them there."
+            return f"{self.cells} cells, none of them to be computed.{failed}"
         how = "measured" if self.measured > 0.99 else "counted, to a factor of three"
         if 0 < self.measured <= 0.99:
             how = f"{self.measured:.0%} measured, the rest counted"
-        memory = "unknown" if self.nbytes is None else f"{self.nbytes / 2**30:.1f} GiB"
         return (
             f"{self.cells} cells, {self.missing} of them to be computed: about "
-            f"{_duration(self.seconds)} in one process ({how}); memory about {memory} a process."
+            f"{_duration(self.seconds)} in one process ({how}); memory about "
+            f"{self.nbytes / 2**30:.1f} GiB a process.{failed}"
         )
 
 
-def estimate(study: Study, folder: str | Path | None = None) -> Estimate:
+def estimate(
+    study: Study,
+    folder: str | Path | None = None,
+    *,
+    retry_failed: bool = False,
+    accept_older: bool = False,
+) -> Estimate:
     """What is left of a study.
 
     Args:
         folder: where finished cells are; all are missing if None, or if it does not exist.
+        retry_failed, accept_older: as in `run_study`.
     """
-    store = Store(Path(folder) / CELLS if folder is not None and Path(folder).is_dir() else None)
-    missing, seconds = [], defaultdict(list)
-    for cell in study.cells:
-        rows = store.rows(study.key(cell))
-        if rows is None:
-            missing.append(cell)
-        else:
-            seconds[_kind(cell)].append(_spent(rows))
+    results = StudyResults(study=study, folder=None if folder is None else Path(folder))
+    seconds = defaultdict(list)
+    for cell, _, found in results.states:
+        if found.state == "done":
+            seconds[_kind(cell)].append(_spent(found.rows))
+    missing = results.todo(retry_failed=retry_failed, accept_older=accept_older)
     measured = [cell for cell in missing if _kind(cell) in seconds]
     counted = [cell for cell in missing if _kind(cell) not in seconds]
     times = [fmean(seconds[_kind(cell)]) for cell in measured]
@@ -88,9 +94,10 @@ def estimate(study: Study, folder: str | Path | None = None) -> Estimate:
     return Estimate(
         cells=len(study.cells),
         missing=len(missing),
+        failed=0 if retry_failed else results.counts().get("failed", 0),
         seconds=fsum(times),
         measured=len(measured) / max(1, len(missing)),
-        nbytes=_memory(study),
+        nbytes=max(model.nbytes() for model in study.models) + BUDGET.get(),
     )
 
 
@@ -98,7 +105,7 @@ def _kind(cell: Cell) -> tuple[str, str, str]:
     return cell.model.name, cell.task.name, cell.method.title
 
 
-def _spent(rows: list[Row]) -> float:
+def _spent(rows: Sequence[Row]) -> float:
     tested = max(int(row["n"]) for row in rows)
     return float(rows[0]["seconds_to_fit"]) + tested * float(rows[0]["seconds_per_query"])
 
@@ -114,9 +121,7 @@ def _counted(study: Study, cell: Cell) -> float:
         tokens *= 1 + study.shots
     passes, shots = PROMPTS.get(cell.method.name, (0, 0))
     tokens += passes * (1 + shots) * a_query
-    width = DTYPES[cell.model.dtype].itemsize
-    parameters = (cell.model.nbytes() or 0) / width
-    return 2 * parameters * tokens / (EFFICIENCY * _operations_per_second())
+    return 2 * cell.model.n_parameters() * tokens / (EFFICIENCY * _operations_per_second())
 
 
 def _tokens_of_example(cell: Cell) -> float:
@@ -125,20 +130,15 @@ def _tokens_of_example(cell: Cell) -> float:
     return fmean(len(task.template.demonstration(one)) for one in some) / CHARACTERS
 
 
-def _memory(study: Study) -> int | None:
-    sizes = [model.nbytes() for model in study.models]
-    known = [size for size in sizes if size is not None]
-    return max(known) + BUDGET.get() if len(known) == len(sizes) else None
-
-
 @cache
 def _operations_per_second() -> float:
     size, times = 1024, 5
-    x = torch.ones(size, size)
-    _ = x @ x
+    x = torch.ones(size, size, device="cuda" if torch.cuda.is_available() else "cpu")
+    _ = (x @ x)[0, 0].item()
     began = time.perf_counter()
     for _ in range(times):
-        _ = x @ x
+        product = x @ x
+    _ = product[0, 0].item()  # waits for a GPU
     return times * 2 * size**3 / (time.perf_counter() - began)
 
 

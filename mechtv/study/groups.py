@@ -4,11 +4,11 @@ The model is opened once a process; prompts, the in-context run and a method's c
 once a group. Any number of processes may be at one folder: each takes cells that no other is at.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from threading import Lock
@@ -17,10 +17,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.errors import CannotWrite
+from mechtv.errors import CannotWrite, Interrupted
+from mechtv.forward.chunks import lost_device
 from mechtv.study.grid import Cell, Study
 from mechtv.study.scoring import Bench, Maker, Row
-from mechtv.study.specs import ModelSpec
+from mechtv.study.specs import ModelSpec, Stamp
 from mechtv.study.store import Key, Store
 from mechtv.vectors.vector import TaskVector
 
@@ -31,6 +32,10 @@ CELLS, LOCK = "cells", ".lock"
 _ONE_AT_A_TIME = Lock()  # threads of a worker share the open model and its hooks
 
 OnFinished = Callable[[Cell], None]
+
+
+class DeviceLost(Interrupted):
+    """An error after which CUDA refuses all work of this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,7 @@ def compute(
 
     Raises:
         CannotWrite: if the disk is full, or the folder cannot be written.
+        DeviceLost: if an error of a cell left its GPU unusable; the cell is written down as failed.
     """
     worker = _Worker(study, Store(Path(folder) / CELLS), device, progress)
     busy = list(group.cells)
@@ -122,6 +128,11 @@ class _Worker:
         except Exception as error:
             logger.warning("%s failed: %s: %s", cell, type(error).__name__, error)
             self._store.fail(key, error)
+            if lost_device(error):
+                raise DeviceLost(
+                    f"The GPU is of no use to this process any more ({error}). Finished cells are "
+                    "kept; run the study again to go on."
+                ) from error
 
     def _made(self, cell: Cell) -> tuple[list[Row], TaskVector | None]:
         if self._bench is None:
@@ -137,13 +148,26 @@ class _Worker:
         alike = f"{cell.method.title} {cell.positions}"
         if alike not in self._makers:
             self._makers[alike] = self._bench.maker(cell.method.name, cell.options())
-        return self._bench.cell(cell.method.name, self._makers[alike], cell.layer)
+        rows, vector = self._bench.cell(cell.method.name, self._makers[alike], cell.layer)
+        return [row | {"device": self._bench.device} for row in rows], vector
 
 
-@lru_cache(maxsize=1)
+_OPEN: dict[tuple[ModelSpec, str | None, Stamp], TransformerBridge] = {}
+
+
 def opened(model: ModelSpec, device: str | None) -> TransformerBridge:
     """The model, which stays open in this process until another one is asked for."""
-    return model.open(device)
+    wanted = model, device, model.stamp()
+    if wanted not in _OPEN:
+        close()  # there may be no room for two
+        _OPEN[wanted] = model.open(device)
+    return _OPEN[wanted]
+
+
+def close() -> None:
+    """Let go of the open model."""
+    _OPEN.clear()
+    gc.collect()
 
 
 @contextmanager
@@ -162,6 +186,11 @@ def _alone(path: Path | None, *, wait: bool) -> Iterator[bool]:
         return
     except OSError as error:
         raise CannotWrite(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+    except NotImplementedError as error:
+        raise CannotWrite(
+            f"The file system of {str(path.parent)!r} has no locks, by which processes share a "
+            "study; give a folder on another one."
+        ) from error
     try:
         yield True
     finally:

@@ -74,7 +74,7 @@ def _list(given: Any) -> list[Any] | None:
 
 
 def _is_fraction(one: Any) -> bool:
-    return isinstance(one, Real) and not isinstance(one, Integral) and 0 <= one <= 1
+    return isinstance(one, Real) and not isinstance(one, Integral) and 0 <= float(one) <= 1
 
 
 def _are_positions(some: list[Any] | None) -> bool:

@@ -6,6 +6,8 @@ nothing but word that they are there. A worker that dies costs the cell that it 
 
 import logging
 import os
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -16,10 +18,11 @@ import torch
 
 from mechtv.errors import Interrupted, InvalidInput, MechtvError
 from mechtv.study.code import code_version
+from mechtv.study.gpus import gpu
 from mechtv.study.grid import Study
-from mechtv.study.groups import CELLS, Group, compute
+from mechtv.study.groups import CELLS, DeviceLost, Group, compute
 from mechtv.study.results import DESCRIPTION
-from mechtv.study.store import CELL, FAILURE, Store
+from mechtv.study.store import Store, digest_of
 
 try:
     from distributed import Client, KilledWorker, LocalCluster, get_worker, wait
@@ -60,6 +63,8 @@ def client(
 def slurm_cluster(options: dict[str, Any]) -> Any:
     """A cluster whose workers are Slurm jobs, through `dask_jobqueue`; none is started yet.
 
+    A job is one worker unless the options say otherwise: torch has threads of its own.
+
     Raises:
         InvalidInput: if it is not installed, or refuses the options.
     """
@@ -70,68 +75,42 @@ def slurm_cluster(options: dict[str, Any]) -> Any:
             'dask-jobqueue is not installed; install it with: pip install "mechtv[cluster]".'
         ) from error
     try:
-        return SLURMCluster(**options)
+        return SLURMCluster(**{"processes": 1} | options)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"SLURMCluster refuses the options {options!r}: {error}.") from error
 
 
 def size(client: Client) -> int:
-    """How many workers there are now."""
-    return len(client.scheduler_info(n_workers=-1)["workers"])
+    """How many workers there are now.
+
+    Raises:
+        CommClosedError: if the client has no scheduler.
+    """
+    found = client.scheduler_info(n_workers=-1)
+    if "workers" not in found:
+        raise CommClosedError("no scheduler")
+    return len(found["workers"])
 
 
 def run(client: Client, study: Study, groups: Sequence[Group], folder: Path, bar: Any) -> None:
     """Compute the groups' cells on the client's workers.
 
-    A group whose workers keep dying is cut into its cells; a cell that kills its workers by itself
-    is written down as failed.
+    A group whose workers keep dying is cut into its cells. A cell whose workers keep dying is
+    computed once more when nothing else is; if they die again it is written down as failed.
 
     Raises:
         InvalidInput, CannotWrite: what a worker cannot go on with.
-        Interrupted: if the scheduler is lost.
+        Interrupted: if the scheduler is lost, or a worker raises what nobody expects.
     """
-    number = {id(cell): place for place, cell in enumerate(study.cells)}
-    store = Store(folder / CELLS)
-    pending: dict[Any, Group] = {}
-
-    def submit(some: Sequence[Group], attempt: str) -> None:
-        for group in some:
-            chosen = [number[id(cell)] for cell in group.cells]
-            future = client.submit(
-                remote,
-                study.to_plain(),
-                chosen,
-                str(folder.resolve()),
-                code_version(),
-                key=f"{study.name}-{attempt}-{chosen[0]}-{os.urandom(4).hex()}",
-                pure=False,
-            )
-            pending[future] = group
-
-    def follow(future: Any, group: Group) -> None:
-        error = future.exception() if future.status == "error" else None
-        if future.status not in ("finished", "error"):
-            raise CancelledError(future.status)
-        if not isinstance(error, KilledWorker):
-            if error is not None:
-                raise error
-        elif len(group.cells) > 1:
-            submit([Group(cells=(cell,)) for cell in group.cells], "alone")
-        else:
-            key = study.key(group.cells[0])
-            if store.rows(key) is None:
-                store.fail(key, f"The workers that computed it died, {_how_often(error)}.")
-
-    submit(groups, "group")
-    done_before = _finished(folder)
+    store, work = Store(folder / CELLS), _Work(client, study, folder, groups)
+    before = store.n_finished()
     try:
-        while pending:
-            done = _done(list(pending))
-            for future in done:
-                follow(future, pending.pop(future))
-            bar.update(min(_finished(folder) - done_before, bar.total) - bar.n)
-    except MechtvError:
-        client.cancel(list(pending))
+        going = True
+        while going:
+            going = work.go_on()
+            bar.update(min(store.n_finished() - before, bar.total) - bar.n)
+    except (MechtvError, KeyboardInterrupt):
+        work.cancel()
         raise
     except LOST as error:
         raise Interrupted(
@@ -140,11 +119,92 @@ def run(client: Client, study: Study, groups: Sequence[Group], folder: Path, bar
         ) from error
 
 
-def remote(plain: dict[str, Any], chosen: list[int], folder: str, versions: dict[str, str]) -> None:
+class _Work:
+    """Groups that wait, those that workers are at, and single cells that are suspected.
+
+    Each worker has one group at a time: one that waited on a worker would be blamed with the one
+    before it when the worker dies.
+    """
+
+    def __init__(self, client: Client, study: Study, folder: Path, groups: Sequence[Group]) -> None:
+        self._client, self._study, self._folder = client, study, folder
+        self._store = Store(folder / CELLS)
+        self._number = {id(cell): place for place, cell in enumerate(study.cells)}
+        self._waiting, self._suspected = deque(groups), deque[Group]()
+        self._running: dict[Any, Group] = {}
+        self._alone: Group | None = None
+        self._said = False
+
+    def go_on(self) -> bool:
+        """Hand out work, wait a moment, and see what came of it; False when nothing is left."""
+        self._hand_out(size(self._client))
+        for future in _done(list(self._running)):
+            self._follow(future, self._running.pop(future))
+        return bool(self._waiting or self._running or self._suspected)
+
+    def cancel(self) -> None:
+        """Let the workers leave what they are at."""
+        if self._running:
+            self._client.cancel(list(self._running))
+
+    def _hand_out(self, n_workers: int) -> None:
+        if not (n_workers or self._said):
+            logger.warning("There is no worker yet; the study waits until one joins.")
+            self._said = True
+        while self._waiting and len(self._running) < n_workers:
+            self._submit(self._waiting.popleft())
+        if self._suspected and n_workers and not self._running:
+            self._alone = self._suspected.popleft()
+            self._submit(self._alone)
+
+    def _submit(self, group: Group) -> None:
+        chosen = [self._number[id(cell)] for cell in group.cells]
+        future = self._client.submit(
+            remote,
+            self._study.to_plain(),
+            chosen,
+            str(self._folder.resolve()),
+            code_version(),
+            digest_of(map(self._study.key, group.cells)),
+            key=f"{self._study.name}-{chosen[0]}-{os.urandom(4).hex()}",
+            pure=False,
+        )
+        self._running[future] = group
+
+    def _follow(self, future: Any, group: Group) -> None:
+        if future.status not in ("finished", "error"):
+            raise CancelledError(future.status)
+        error = future.exception() if future.status == "error" else None
+        if isinstance(error, KilledWorker):
+            self._killed(group, error)
+        elif isinstance(error, MechtvError):
+            raise error
+        elif error is not None:
+            raise Interrupted(
+                f"A worker stopped with {type(error).__name__}: {error}. Finished cells are kept "
+                f"in {str(self._folder)!r}; run the study again to go on."
+            ) from error
+
+    def _killed(self, group: Group, error: KilledWorker) -> None:
+        if len(group.cells) > 1:
+            self._waiting += [Group(cells=(cell,)) for cell in group.cells]
+        elif group is not self._alone:
+            self._suspected.append(group)
+        elif self._store.rows(key := self._study.key(group.cells[0])) is None:
+            self._store.fail(key, f"The workers that computed it died, {_how_often(error)}.")
+
+
+def remote(
+    plain: dict[str, Any], chosen: list[int], folder: str, versions: dict[str, str], keys: str
+) -> None:
     """What a worker does: compute some cells of a study.
 
+    Args:
+        keys: the digest of the cells' keys, as the client has them.
+
     Raises:
-        InvalidInput: if the worker runs other code than who sent this, or does not see the folder.
+        InvalidInput: if the worker runs other code than who sent this, or sees another folder or
+            other files of models and tasks.
     """
     worker = get_worker()
     if code_version() != versions:
@@ -158,10 +218,18 @@ def remote(plain: dict[str, Any], chosen: list[int], folder: str, versions: dict
             f"The worker {worker.address} does not see the study in {folder!r}; put it where all "
             "workers see it under one path."
         )
-    _share_threads(worker)
     study = Study.from_plain(plain)
-    group = Group(cells=tuple(study.cells[number] for number in chosen))
-    compute(study, group, folder, device=_device(worker))
+    cells = tuple(study.cells[number] for number in chosen)
+    if digest_of(map(study.key, cells)) != keys:
+        raise InvalidInput(
+            f"The worker {worker.address} has other files of {cells[0].model.name!r} or "
+            f"{cells[0].task.name!r} than the client; give all the same."
+        )
+    _share_threads(worker)
+    try:
+        compute(study, Group(cells=cells), folder, device=gpu())
+    except DeviceLost:
+        os._exit(1)  # Dask starts another worker, which finds the cell failed and goes on
 
 
 def _at(scheduler: str) -> Client:
@@ -204,26 +272,13 @@ def n_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _device(worker: Any) -> str | None:
-    """A GPU for each worker of a machine, by the worker's number; None without GPUs."""
-    if not torch.cuda.is_available():
-        return None
-    name = str(worker.name)
-    return f"cuda:{int(name) % torch.cuda.device_count() if name.isdigit() else 0}"
-
-
 def _done(futures: Sequence[Any]) -> list[Any]:
+    if not futures:
+        time.sleep(SECONDS)
+        return []
     with suppress(TimeoutError):  # which says only that none is done yet
         wait(list(futures), timeout=SECONDS, return_when="FIRST_COMPLETED")
     return [future for future in futures if future.done()]
-
-
-def _finished(folder: Path) -> int:
-    """How many cells' files there are, failures included."""
-    names = [entry.name for entry in os.scandir(folder / CELLS)]
-    failed = {name.removesuffix(FAILURE) for name in names if name.endswith(FAILURE)}
-    done = {n.removesuffix(CELL) for n in names if n.endswith(CELL) and not n.endswith(FAILURE)}
-    return len(done | failed)
 
 
 def _how_often(error: KilledWorker) -> str:

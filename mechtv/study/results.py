@@ -15,7 +15,7 @@ from mechtv.study.compare import MethodComparison
 from mechtv.study.grid import Cell, Study
 from mechtv.study.groups import CELLS
 from mechtv.study.scoring import Row
-from mechtv.study.store import Key, State, Store
+from mechtv.study.store import Found, Key, State, Store
 
 DESCRIPTION = "study.json"
 SECONDS = ("seconds_to_fit", "seconds_per_query")
@@ -32,10 +32,14 @@ _SAYS: dict[State, str] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StudyResults:
-    """The finished cells of a study in a folder, as they are when first asked for."""
+    """The finished cells of a study in a folder, as they are when first asked for.
+
+    Args:
+        folder: None for a study that was never run.
+    """
 
     study: Study
-    folder: Path
+    folder: Path | None
 
     @classmethod
     def load(cls, folder: str | Path) -> "StudyResults":
@@ -59,15 +63,15 @@ class StudyResults:
         Args:
             accept_older: take cells that other code computed where there are no newer ones.
         """
-        rows = [row for cell, key, _ in self.states for row in self._rows(cell, key, accept_older)]
+        rows = [row for cell, _, found in self.states for row in _rows(cell, found, accept_older)]
         table = pd.DataFrame(rows, columns=None if rows else ["task", "method", "layer"])
         return table.astype({"layer": "Int64"})
 
     def status(self) -> pd.DataFrame:
         """How many cells of each model, task and method are in which state."""
         counts = Counter(
-            (cell.model.name, cell.task.name, cell.method.title, state)
-            for cell, _, state in self.states
+            (cell.model.name, cell.task.name, cell.method.title, found.state)
+            for cell, _, found in self.states
         )
         index = ["model", "task", "method"]
         rows = [
@@ -81,16 +85,20 @@ class StudyResults:
 
     def counts(self) -> dict[State, int]:
         """How many cells are in each state."""
-        return dict(Counter(state for _, _, state in self.states))
+        return dict(Counter(found.state for _, _, found in self.states))
+
+    def todo(self, *, retry_failed: bool = False, accept_older: bool = False) -> list[Cell]:
+        """The cells that a run computes, in the study's order."""
+        left = {"failed": not retry_failed, "older": accept_older, "done": True}
+        return [cell for cell, _, found in self.states if not left.get(found.state, False)]
 
     def errors(self) -> pd.DataFrame:
         """One row a failed cell: what it is, the error, and where it happened."""
-        rows = []
-        for cell, key, state in self.states:
-            failure = self._store.failure(key) if state == "failed" else None
-            if failure is not None:
-                about = {"cell": str(cell), "error": failure.error, "trace": failure.trace}
-                rows.append(about)
+        rows = [
+            {"cell": str(cell), "error": found.failure.error, "trace": found.failure.trace}
+            for cell, _, found in self.states
+            if found.failure is not None
+        ]
         return pd.DataFrame(rows, columns=["cell", "error", "trace"])
 
     def notices(self) -> tuple[str, ...]:
@@ -146,24 +154,21 @@ class StudyResults:
             ) from error
 
     @cached_property
-    def states(self) -> tuple[tuple[Cell, Key, State], ...]:
+    def states(self) -> tuple[tuple[Cell, Key, Found], ...]:
         """Each cell, its key, and what there is of it."""
+        cells = None if self.folder is None else self.folder / CELLS
+        store = Store(cells if cells is not None and cells.is_dir() else None)
         keys = [(cell, self.study.key(cell)) for cell in self.study.cells]
-        return tuple((cell, key, self._store.state(key)) for cell, key in keys)
+        return tuple((cell, key, store.look(key)) for cell, key in keys)
 
-    @cached_property
-    def _store(self) -> Store:
-        return Store(self.folder / CELLS)
 
-    def _rows(self, cell: Cell, key: Key, accept_older: bool) -> Iterator[Row]:
-        found = self._store.rows(key)
-        if found is None and accept_older:
-            found = self._store.older(key)
-        where = "" if cell.positions is None else ", ".join(map(str, cell.positions))
-        for row in found or ():
-            yield {
-                **row,
-                "method": cell.method.title,
-                "positions": where,
-                "dtype": cell.model.dtype,
-            }
+def _rows(cell: Cell, found: Found, accept_older: bool) -> Iterator[Row]:
+    """A cell's rows as the table has them."""
+    where = "" if cell.positions is None else ", ".join(map(str, cell.positions))
+    for row in found.rows if found.state == "done" or accept_older else ():
+        yield {
+            **row,
+            "method": cell.method.title,
+            "positions": where,
+            "dtype": cell.model.dtype,
+        }

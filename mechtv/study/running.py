@@ -6,15 +6,15 @@ cells that were in flight computed again.
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mechtv.errors import InvalidInput
-from mechtv.files import made_folder, write_whole
+from mechtv.files import made_folder, sweep, write_whole
 from mechtv.progress import progress_bar
 from mechtv.study.grid import Cell, Study
-from mechtv.study.groups import CELLS, compute, grouped
+from mechtv.study.groups import CELLS, OnFinished, close, compute, grouped
 from mechtv.study.results import DESCRIPTION, StudyResults
 from mechtv.study.store import Store
 
@@ -33,7 +33,7 @@ def run_study(
     retry_failed: bool = False,
     accept_older: bool = False,
     progress: bool | None = None,
-    on_finished: Callable[[Cell], None] | None = None,
+    on_finished: OnFinished | None = None,
 ) -> StudyResults:
     """Compute the cells that the folder lacks, and return all.
 
@@ -52,7 +52,7 @@ def run_study(
         InvalidInput: if the study cannot run (see `Study.check`), or the options exclude each
             other.
         CannotWrite: if the disk is full or the folder cannot be written; finished cells are kept.
-        Interrupted: if the cluster is lost; finished cells are kept.
+        Interrupted: if the cluster or a GPU is lost; finished cells are kept.
     """
     given = [name for name, value in (("scheduler", scheduler), ("slurm", slurm)) if value]
     if workers < 0 or len(given) > 1 or (scheduler and workers):
@@ -65,7 +65,8 @@ def run_study(
     results = _described(study, folder)
     for notice in results.notices():
         logger.warning(notice)
-    todo = _todo(results, retry_failed=retry_failed, accept_older=accept_older)
+    todo = results.todo(retry_failed=retry_failed, accept_older=accept_older)
+    _prepare(study, folder, todo)
     title = f"cells of {study.name}"
     with progress_bar(title=title, total=len(todo), show=progress) as bar:
         if workers or given:
@@ -81,12 +82,20 @@ def run_study(
                 if on_finished is not None:
                     on_finished(cell)
 
-            busy = []
-            for group in grouped(todo):
-                busy += compute(study, group, folder, wait=False, on_finished=finished)
-            for group in grouped(busy):
-                compute(study, group, folder, on_finished=finished)
+            _here(study, todo, folder, finished)
     return StudyResults(study=study, folder=folder)
+
+
+def _here(study: Study, todo: Sequence[Cell], folder: Path, finished: OnFinished) -> None:
+    """Compute cells in this process; those that another one is at, last."""
+    busy = []
+    try:
+        for group in grouped(todo):
+            busy += compute(study, group, folder, wait=False, on_finished=finished)
+        for group in grouped(busy):
+            compute(study, group, folder, on_finished=finished)
+    finally:
+        close()
 
 
 def _described(study: Study, folder: Path) -> StudyResults:
@@ -102,14 +111,9 @@ def _described(study: Study, folder: Path) -> StudyResults:
     return StudyResults(study=study, folder=folder)
 
 
-def _todo(results: StudyResults, *, retry_failed: bool, accept_older: bool) -> list[Cell]:
-    store, cells = Store(results.folder / CELLS), []
-    for cell, key, state in results.states:
-        if state == "done" or (state == "older" and accept_older):
-            continue
-        if state == "failed":
-            if not retry_failed:
-                continue
-            store.forgive(key)
-        cells.append(cell)
-    return cells
+def _prepare(study: Study, folder: Path, todo: Sequence[Cell]) -> None:
+    """Forget that a cell failed which is to be tried again, and remove what killed runs left."""
+    store = Store(folder / CELLS)
+    sweep(folder / CELLS)
+    for cell in todo:
+        store.forgive(study.key(cell))

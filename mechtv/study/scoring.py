@@ -12,6 +12,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.evaluation.accuracy import evaluate
 from mechtv.evaluation.scoring import Scorer
+from mechtv.forward.setting import device_of
 from mechtv.methods.registry import METHODS, Method, method_named
 from mechtv.tasks.task import Task
 from mechtv.vectors.vector import TaskVector
@@ -53,6 +54,11 @@ class Bench:
         self._model, self._task, self._shots = model, task, shots
         self._seed, self._progress = seed, progress
         self._scorer: Scorer | None = None
+
+    @property
+    def device(self) -> str:
+        """The kind of device that the model is on, such as "cuda"."""
+        return device_of(self._model).type
 
     def maker(self, name: str, options: Mapping[str, Any]) -> "Maker | None":
         """What makes a method's vectors; None for a reference."""

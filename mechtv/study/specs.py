@@ -207,7 +207,8 @@ def plain(spec: "ModelSpec | TaskSpec | MethodSpec") -> dict[str, Any]:
 def _check_types(spec: Any) -> None:
     """Refuse what is no text where one is due, and no truth value where one is."""
     for entry in fields(spec):
-        value, kind = getattr(spec, entry.name), entry.type
+        value: Any = getattr(spec, entry.name)
+        kind: Any = entry.type
         if entry.name != "options" and not isinstance(value, kind):
             wanted = "true or false" if kind is bool else "a text"
             raise InvalidInput(

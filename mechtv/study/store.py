@@ -11,15 +11,17 @@ import json
 import logging
 import os
 import traceback
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from transformer_lens.model_bridge import TransformerBridge
 
 from mechtv.errors import CannotWrite, InvalidInput
-from mechtv.files import made_folder, write_once, write_whole
+from mechtv.files import made_folder, remove, write_once, write_whole
 from mechtv.forward.setting import device_of
 from mechtv.forward.stamp import checksum
 from mechtv.models import describe
@@ -47,6 +49,20 @@ class Failure:
     trace: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What there is of a cell.
+
+    Args:
+        rows: those of a cell that is done; of one that is older, what other code computed.
+        failure: why a failed cell has none.
+    """
+
+    state: State
+    rows: tuple[Row, ...] = ()
+    failure: Failure | None = None
+
+
 class Store:
     """Cells in a folder, or in memory alone if there is none.
 
@@ -63,13 +79,39 @@ class Store:
         A damaged file is set aside beside its place, and a line in the log says so.
         """
         path = self.path(key, CELL)
-        if path is None or not path.is_file():
+        if path is None:
             return None
         try:
             return _read(path, key)
         except _DAMAGE as error:
             _set_aside(path, error)
         return None
+
+    def look(self, key: Key) -> Found:
+        """What there is of a cell; nothing is touched.
+
+        Of cells that other code computed, those are seen that were there at the first look.
+        """
+        path = self.path(key, CELL)
+        if path is None:
+            return Found(state="missing")
+        try:
+            rows = _read(path, key)
+        except _DAMAGE:
+            return Found(state="damaged")
+        if rows is not None:
+            return Found(state="done", rows=tuple(rows))
+        failure = self.failure(key)
+        if failure is not None:
+            return Found(state="failed", failure=failure)
+        older = self._older(key)
+        return Found(state="older", rows=tuple(older)) if older else Found(state="missing")
+
+    def n_finished(self) -> int:
+        """How many cells are done or failed, by the names of the files."""
+        names = _names(self._folder)
+        failed = {name.removesuffix(FAILURE) for name in names if name.endswith(FAILURE)}
+        return len({name.removesuffix(CELL) for name in names if _is_cell(name)} | failed)
 
     def keep(self, key: Key, rows: list[Row], vector: TaskVector | None = None) -> bool:
         """Write a cell, and its vector first; False if another run has written it already.
@@ -85,7 +127,7 @@ class Store:
         content = {"key": _plain(key), "rows": _plain(rows)}
         content["checksum"] = _digest(content)
         written = write_once(path, json.dumps(content, indent=1).encode())
-        self._with(key, FAILURE).unlink(missing_ok=True)
+        self.forgive(key)
         return written
 
     def fail(self, key: Key, error: BaseException | str) -> None:
@@ -101,51 +143,25 @@ class Store:
     def failure(self, key: Key) -> Failure | None:
         """Why a cell could not be computed; None if it was not tried or is there."""
         path = self.path(key, FAILURE)
-        if path is None or not path.is_file() or self._with(key, CELL).is_file():
+        if path is None or self._with(key, CELL).is_file():
             return None
         try:
             found = json.loads(path.read_text())
             return Failure(error=found["error"], trace=found["trace"])
+        except FileNotFoundError:
+            return None
         except _DAMAGE as error:
             return Failure(error=f"{str(path)!r} cannot be read ({error!r}).")
 
     def forgive(self, key: Key) -> None:
-        """Forget that a cell failed, so that it is tried again."""
+        """Forget that a cell failed, so that it is tried again.
+
+        Raises:
+            CannotWrite: if the folder cannot be written.
+        """
         path = self.path(key, FAILURE)
         if path is not None:
-            path.unlink(missing_ok=True)
-
-    def state(self, key: Key) -> State:
-        """What there is of a cell, without touching it."""
-        path = self.path(key, CELL)
-        if path is None:
-            return "missing"
-        if path.is_file():
-            try:
-                return "missing" if _read(path, key) is None else "done"
-            except _DAMAGE:
-                return "damaged"
-        if self.failure(key) is not None:
-            return "failed"
-        return "older" if self.older(key) is not None else "missing"
-
-    def older(self, key: Key) -> list[Row] | None:
-        """The rows of the newest cell of other code but otherwise this key; None if there is none.
-
-        A damaged one is passed over.
-        """
-        if self._folder is None:
-            return None
-        files = self._folder.glob(f"{_name(key)}-{_settings(key)}-*{CELL}")
-        cells = [file for file in files if not file.name.endswith(FAILURE)]
-        for file in sorted(cells, key=lambda cell: cell.stat().st_mtime, reverse=True):
-            try:
-                rows = _read(file, key, any_version=True)
-            except _DAMAGE:
-                continue
-            if rows is not None:
-                return rows
-        return None
+            remove(path)
 
     def path(self, key: Key, suffix: str) -> Path | None:
         """Where a file that belongs to a cell lies; None without a folder."""
@@ -154,7 +170,35 @@ class Store:
     def _with(self, key: Key, suffix: str) -> Path:
         assert self._folder is not None
         versions = _digest(_plain(key).get(VERSIONS))[:8]
-        return self._folder / f"{_name(key)}-{_settings(key)}-{versions}{suffix}"
+        return self._folder / f"{_stem(key)}-{versions}{suffix}"
+
+    def _older(self, key: Key) -> list[Row] | None:
+        """The rows of the newest cell of other code but otherwise this key; None without one.
+
+        A damaged one is passed over.
+        """
+        for file in sorted(self._by_stem.get(_stem(key), ()), key=_age, reverse=True):
+            try:
+                rows = _read(file, key, any_version=True)
+            except _DAMAGE:
+                continue
+            if rows is not None:
+                return rows
+        return None
+
+    @cached_property
+    def _by_stem(self) -> Mapping[str, list[Path]]:
+        """The cells' files, by their names without the versions; listed once."""
+        found: defaultdict[str, list[Path]] = defaultdict(list)
+        for name in filter(_is_cell, _names(self._folder)):
+            assert self._folder is not None
+            found[name.rpartition("-")[0]].append(self._folder / name)
+        return found
+
+
+def digest_of(keys: Iterable[Key]) -> str:
+    """Short, and the same only for the same keys in the same order."""
+    return _digest([_plain(key) for key in keys])[:16]
 
 
 def key_of(model: TransformerBridge, task: Task, **settings: Any) -> Key:
@@ -192,12 +236,15 @@ def check_plain(key: Key) -> None:
 
 
 def _read(path: Path, key: Key, *, any_version: bool = False) -> list[Row] | None:
-    """The rows of a cell's file; None if another key's digest is the same.
+    """The rows of a cell's file; None if it is not there, or of another key of the same digest.
 
     Raises:
         Exception: one of `_DAMAGE`, if it is damaged.
     """
-    found = json.loads(path.read_text())
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
     given = found.pop("checksum")
     if given != _digest(found):
         raise ValueError("its checksum is not that of its rows")
@@ -224,6 +271,23 @@ def _set_aside(path: Path, why: Exception) -> None:
         _sentence(why),
         aside.name,
     )
+
+
+def _names(folder: Path | None) -> list[str]:
+    return [] if folder is None else [entry.name for entry in os.scandir(folder)]
+
+
+def _is_cell(name: str) -> bool:
+    return name.endswith(CELL) and not name.endswith(FAILURE) and not name.startswith(".")
+
+
+def _age(file: Path) -> float:
+    return file.stat().st_mtime if file.exists() else 0.0
+
+
+def _stem(key: Key) -> str:
+    """What a cell's files are called, but for the versions."""
+    return f"{_name(key)}-{_settings(key)}"
 
 
 def _name(key: Key) -> str:

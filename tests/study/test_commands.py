@@ -69,4 +69,14 @@ def test_an_estimate_is_measured_where_cells_are_there(file, tmp_path):
     assert (after.missing, after.measured) == (1, 1.0)
     assert "(measured)" in after.sentence()
     run_study(study, tmp_path)
-    assert estimate(study, tmp_path).sentence() == "3 cells, all of them there."
+    assert estimate(study, tmp_path).sentence() == "3 cells, none of them to be computed."
+
+
+def test_an_estimate_counts_failed_cells_only_if_they_are_tried_again(file, tmp_path):
+    broken = Study(
+        **{**Study.read(file).to_plain(), "methods": [{"name": "hidden_state", "shots": 99}]}
+    )
+    run_study(broken, tmp_path)
+    left, again = (estimate(broken, tmp_path, retry_failed=retry) for retry in (False, True))
+    assert (left.missing, left.failed, again.missing, again.failed) == (0, 2, 2, 0)
+    assert left.sentence().endswith("2 failed before and are left out.")

@@ -10,7 +10,7 @@ import time
 import pytest
 from study.small import small, without_seconds
 
-from mechtv.errors import InvalidInput
+from mechtv.errors import Interrupted, InvalidInput
 from mechtv.study import StudyResults, on_dask, run_study
 from mechtv.study.groups import grouped
 
@@ -107,16 +107,87 @@ def test_a_cell_that_kills_its_workers_fails_alone(place, whole, tmp_path, monke
     assert without_seconds(mended).equals(without_seconds(whole))
 
 
-def test_a_worker_of_other_code_or_without_the_folder_says_so(place, tmp_path):
+class Suicidal(distributed.WorkerPlugin):
+    """Every cell of one seed kills its worker, and the others are slow."""
+
+    def setup(self, worker):
+        import os
+        import time
+
+        from mechtv.methods.hidden_state import extract_hidden_state
+        from mechtv.methods.registry import METHODS, Method
+
+        def make(model, task, layer, **options):
+            if options["seed"] == 1:
+                os._exit(1)
+            time.sleep(0.5)
+            return extract_hidden_state(model, task, layer, **options)
+
+        METHODS["hidden_state"] = Method(make=make)
+
+
+def test_no_cell_is_blamed_for_what_others_do(place, whole, tmp_path):
+    import cloudpickle
+    import dask
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     study = small(place)
-    plain, none = study.to_plain(), str(tmp_path / "elsewhere")
+    described(study, tmp_path)
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        on_dask.client(2) as client,
+    ):
+        client.register_plugin(Suicidal())
+        on_dask.run(client, study, grouped(study.cells), tmp_path, Bar())
+    results = StudyResults.load(tmp_path)
+    assert results.counts() == {"done": 10, "failed": 2}
+    assert all(error.cell.endswith("seed 1") for error in results.errors().itertuples())
+
+
+def test_a_worker_of_other_code_or_files_or_without_the_folder_says_so(place, tmp_path):
+    study = small(place)
+    described(study, tmp_path / "here")
+    plain, versions = study.to_plain(), on_dask.code_version()
+    here, none = str(tmp_path / "here"), str(tmp_path / "elsewhere")
     with on_dask.client(1) as client:
-        for versions, sentence in (
-            (on_dask.code_version(), "does not see the study in"),
-            ({"code": "other"}, "runs another version of code than the client"),
+        for folder, given, sentence in (
+            (none, versions, "does not see the study in"),
+            (none, {"code": "other"}, "runs another version of code than the client"),
+            (here, versions, "has other files of .*model' or .*pairs.json' than the client"),
         ):
+            sent = client.submit(on_dask.remote, plain, [0], folder, given, "other", pure=False)
             with pytest.raises(InvalidInput, match=sentence):
-                client.submit(on_dask.remote, plain, [0], none, versions, pure=False).result()
+                sent.result()
+
+
+def test_what_a_worker_does_not_expect_is_one_sentence(place, tmp_path, monkeypatch):
+    study = small(place, seeds=[0])
+    described(study, tmp_path)
+    monkeypatch.setattr(on_dask, "remote", broken)
+    sentence = r"A worker stopped with OSError: the cable\. Finished cells are kept"
+    with on_dask.client(1) as client, pytest.raises(Interrupted, match=sentence):
+        on_dask.run(client, study, grouped(study.cells), tmp_path, Bar())
+
+
+def broken(*given):
+    """What a worker does here."""
+    raise OSError("the cable")
+
+
+def test_a_scheduler_without_workers_is_waited_for_and_one_that_dies_is_one_sentence(
+    place, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(on_dask, "SECONDS", 0.1)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    study = small(place, seeds=[0])
+    described(study, tmp_path)
+    cluster = distributed.LocalCluster(n_workers=0, processes=True, dashboard_address=None)
+    client = distributed.Client(cluster, set_as_default=False)
+    threading.Timer(2, cluster.close).start()
+    with pytest.raises(Interrupted, match="The Dask cluster is lost"):
+        on_dask.run(client, study, grouped(study.cells), tmp_path, Bar())
+    assert "There is no worker yet; the study waits until one joins." in caplog.text
+    client.close(timeout=1)
 
 
 def test_a_scheduler_that_is_not_there_is_one_sentence(place, tmp_path, monkeypatch):

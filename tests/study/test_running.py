@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -14,18 +15,19 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from study.small import small, without_seconds
+from study.small import save_model, small, without_seconds
 from transformer_lens.model_bridge import TransformerBridge
 
-from mechtv.errors import CannotWrite, InvalidInput
+from mechtv.errors import CannotWrite, Interrupted, InvalidInput
 from mechtv.evaluation import evaluate
 from mechtv.forward import forget
 from mechtv.methods.hidden_state import extract_hidden_state
 from mechtv.methods.registry import METHODS, Method
 from mechtv.models import open_model
-from mechtv.study import StudyResults, compare_methods, run_study
+from mechtv.study import StudyResults, compare_methods, estimate, groups, run_study
 from mechtv.study.groups import CELLS, LOCK, Group, compute, grouped
 from mechtv.study.results import SECONDS
+from mechtv.study.specs import ModelSpec
 from mechtv.study.store import Store
 from mechtv.tasks import get_task
 
@@ -56,7 +58,7 @@ def test_the_table_is_what_the_functions_give(place, whole):
     assert whole.counts() == {"done": 12}
     assert not whole.notices()
     for seed in study.seeds:
-        own = table[table["seed"] == seed].drop(columns=[*SECONDS, "positions", "dtype"])
+        own = table[table["seed"] == seed].drop(columns=[*SECONDS, "positions", "dtype", "device"])
         alone = compare_methods(
             model,
             [task],
@@ -222,6 +224,8 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(place, whole, tmp_path, mon
     written = []
 
     def fsync(number):
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            return
         written.append(number)
         if len(written) > 5:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -234,6 +238,52 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(place, whole, tmp_path, mon
     assert loaded.counts() == {"done": 5, "missing": 7}
     assert not list(tmp_path.rglob(".*"))
     assert without_seconds(run_study(loaded.study, tmp_path)).equals(without_seconds(whole))
+
+
+def test_looking_at_a_damaged_study_changes_nothing(place, tmp_path):
+    run_study(small(place, seeds=[0]), tmp_path)
+    victim = cell_files(tmp_path)[0]
+    victim.write_text("{")
+    results = StudyResults.load(tmp_path)
+    assert len(results.table()[["method", "layer"]].drop_duplicates()) == 3
+    results.export(tmp_path / "all.csv")
+    estimate(results.study, tmp_path)
+    assert victim.read_text() == "{"
+
+
+def test_a_file_system_without_locks_is_one_sentence(place, tmp_path, monkeypatch):
+    def acquire(self, **options):
+        raise NotImplementedError
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(CannotWrite, match="has no locks, by which processes share a study"):
+        run_study(small(place), tmp_path)
+
+
+@pytest.mark.usefixtures("tolerant")
+def test_a_lost_gpu_stops_the_process_and_the_cell_is_failed(place, tmp_path, monkeypatch):
+    monkeypatch.setattr("mechtv.study.groups.lost_device", lambda error: "moon" in str(error))
+    failing(monkeypatch, lambda layer, seed: (layer, seed) == (2, 0))
+    with pytest.raises(Interrupted, match="run the study again to go on"):
+        run_study(small(place), tmp_path)
+    assert StudyResults.load(tmp_path).counts() == {"done": 3, "failed": 1, "missing": 8}
+    assert run_study(small(place), tmp_path).counts() == {"done": 11, "failed": 1}
+
+
+def test_one_model_is_open_at_a_time_and_none_after_a_run(place, tmp_path, monkeypatch):
+    open_now = []
+    original = ModelSpec.open
+
+    def opening(self, device=None):
+        open_now.append(len(groups._OPEN))
+        return original(self, device)
+
+    monkeypatch.setattr(ModelSpec, "open", opening)
+    other = str(save_model(tmp_path / "other", seed=1))
+    study = small(place, models=[str(place / "model"), other], methods=["zero-shot"], seeds=[0])
+    run_study(study, tmp_path / "study")
+    assert open_now == [0, 0]
+    assert not groups._OPEN
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(place, tmp_path):
@@ -323,7 +373,7 @@ sys.path[:0] = sys.argv[1:2]
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from study.small import small, without_seconds
+from study.small import save_model, small, without_seconds
 from mechtv.study import run_study
 if __name__ == "__main__":
     run_study(small(Path(sys.argv[2]), seeds=range(int(sys.argv[4]))), sys.argv[3])

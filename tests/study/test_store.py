@@ -10,7 +10,7 @@ from builders import tiny
 from evaluation.invented import LABELS, task_of
 
 from mechtv.errors import InvalidInput
-from mechtv.study.store import Store, key_of
+from mechtv.study.store import Store, digest_of, key_of
 from mechtv.tasks.template import TEMPLATES
 
 KEY = {"task": "present/past", "method": "learned", "layer": 3, "labels": ("a", "b"), "n": None}
@@ -48,13 +48,13 @@ def test_a_damaged_cell_is_set_aside_with_a_sentence_in_the_log(tmp_path, conten
     store = Store(tmp_path)
     path = store.path(KEY, ".json")
     path.write_text(content)
-    assert store.state(KEY) == "damaged"
+    assert store.look(KEY).state == "damaged"
     assert path.is_file()  # looking changes nothing
     assert store.rows(KEY) is None
     assert "is no finished cell" in caplog.text
     assert path.with_name(path.name + ".damaged").read_text() == content
     assert store.keep(KEY, ROWS)
-    assert store.state(KEY) == "done"
+    assert store.look(KEY).state == "done"
 
 
 def test_the_first_of_two_writers_wins(tmp_path):
@@ -66,22 +66,22 @@ def test_the_first_of_two_writers_wins(tmp_path):
 
 def test_a_failure_stays_until_it_is_forgiven_or_the_cell_is_there(tmp_path):
     store = Store(tmp_path)
-    assert store.state(KEY) == "missing"
+    assert store.look(KEY).state == "missing"
     store.fail(KEY, ValueError("no"))
-    assert store.state(KEY) == "failed"
+    assert store.look(KEY).state == "failed"
     assert store.failure(KEY).error == "ValueError: no"
     store.forgive(KEY)
-    assert store.state(KEY) == "missing"
+    assert store.look(KEY).state == "missing"
     store.fail(KEY, "died")
     store.keep(KEY, ROWS)
-    assert store.state(KEY) == "done"
+    assert store.look(KEY).state == "done"
     assert store.failure(KEY) is None
 
 
 def test_a_damaged_failure_is_a_failure_still(tmp_path):
     store = Store(tmp_path)
     store.path(KEY, ".failed.json").write_text("{")
-    assert store.state(KEY) == "failed"
+    assert store.look(KEY).state == "failed"
     assert "cannot be read" in store.failure(KEY).error
 
 
@@ -92,12 +92,31 @@ def test_cells_of_other_versions_are_older_and_the_newest_is_found(tmp_path):
         store.keep(key, [{"value": age}])
         then = time.time() - age
         os.utime(store.path(key, ".json"), (then, then))
-    assert store.state(keys[2]) == "older"
-    assert store.older(keys[2]) == [{"value": 100}]
+    found = store.look(keys[2])
+    assert (found.state, found.rows) == ("older", ({"value": 100},))
     assert store.rows(keys[2]) is None
+    assert store.look(keys[2] | {"n": 3}).state == "missing"
     store.path(keys[1], ".json").write_text("")
-    assert store.older(keys[2]) == [{"value": 200}]
-    assert store.older(keys[2] | {"n": 3}) is None
+    assert Store(tmp_path).look(keys[2]).rows == ({"value": 200},)
+    for key in keys[:2]:  # files that vanish are passed over
+        store.path(key, ".json").unlink()
+    assert store.look(keys[2]).state == "missing"
+
+
+def test_cells_that_are_done_or_failed_are_counted_once(tmp_path):
+    store = Store(tmp_path)
+    assert (store.n_finished(), Store(None).n_finished()) == (0, 0)
+    store.keep(KEY, ROWS)
+    store.fail(KEY, "died afterwards")
+    store.fail(KEY | {"n": 3}, "died")
+    (tmp_path / ".a.json").touch()
+    assert store.n_finished() == 2
+
+
+def test_a_digest_is_of_keys_in_their_order():
+    other = KEY | {"n": 3}
+    assert digest_of([KEY, other]) == digest_of(iter([dict(KEY), other]))
+    assert len({digest_of(some) for some in ([KEY], [other], [KEY, other], [other, KEY])}) == 4
 
 
 def test_a_digest_that_two_keys_share_is_no_cell_of_the_other(tmp_path, monkeypatch):
