@@ -283,4 +283,4 @@ def _done(futures: Sequence[Any]) -> list[Any]:
 
 def _how_often(error: KilledWorker) -> str:
     times = getattr(error, "allowed_failures", 0) + 1
-    return f"{times} times (memory, or a crash in native code)"
+    return f"{times} time{'s' if times > 1 else ''} (memory, or a crash in native code)"

@@ -69,46 +69,7 @@ def test_workers_that_are_killed_cost_nothing_but_time(place, whole, tmp_path):
 
 
 class Poison(distributed.WorkerPlugin):
-    """A cell whose worker dies with it, in every worker."""
-
-    def setup(self, worker):
-        import os
-
-        from mechtv.methods.hidden_state import extract_hidden_state
-        from mechtv.methods.registry import METHODS, Method
-
-        def make(model, task, layer, **options):
-            if layer == 2 and options["seed"] == 1:
-                os._exit(1)
-            return extract_hidden_state(model, task, layer, **options)
-
-        METHODS["hidden_state"] = Method(make=make)
-
-
-def test_a_cell_that_kills_its_workers_fails_alone(place, whole, tmp_path, monkeypatch):
-    import cloudpickle
-    import dask
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    study = small(place)
-    described(study, tmp_path)
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
-        on_dask.client(2) as client,
-    ):
-        client.register_plugin(Poison())
-        on_dask.run(client, study, grouped(study.cells), tmp_path, Bar())
-    results = StudyResults.load(tmp_path)
-    assert results.counts() == {"done": 11, "failed": 1}
-    (error,) = results.errors().itertuples()
-    assert error.cell.endswith("hidden_state, layer 2, seed 1")
-    assert "The workers that computed it died, 2 times" in error.error
-    mended = run_study(study, tmp_path, retry_failed=True)
-    assert without_seconds(mended).equals(without_seconds(whole))
-
-
-class Suicidal(distributed.WorkerPlugin):
-    """Every cell of one seed kills its worker, and the others are slow."""
+    """Cells of one seed whose worker dies with them, in every worker; the others are slow."""
 
     def setup(self, worker):
         import os
@@ -126,7 +87,7 @@ class Suicidal(distributed.WorkerPlugin):
         METHODS["hidden_state"] = Method(make=make)
 
 
-def test_no_cell_is_blamed_for_what_others_do(place, whole, tmp_path):
+def test_cells_that_kill_their_workers_fail_and_no_other_is_blamed(place, whole, tmp_path):
     import cloudpickle
     import dask
 
@@ -137,11 +98,15 @@ def test_no_cell_is_blamed_for_what_others_do(place, whole, tmp_path):
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         on_dask.client(2) as client,
     ):
-        client.register_plugin(Suicidal())
+        client.register_plugin(Poison())
         on_dask.run(client, study, grouped(study.cells), tmp_path, Bar())
     results = StudyResults.load(tmp_path)
     assert results.counts() == {"done": 10, "failed": 2}
-    assert all(error.cell.endswith("seed 1") for error in results.errors().itertuples())
+    for error in results.errors().itertuples():
+        assert error.cell.endswith("seed 1")
+        assert "The workers that computed it died, 1 time (" in error.error
+    mended = run_study(study, tmp_path, retry_failed=True)
+    assert without_seconds(mended).equals(without_seconds(whole))
 
 
 def test_a_worker_of_other_code_or_files_or_without_the_folder_says_so(place, tmp_path):
