@@ -194,9 +194,9 @@ def run_overview(
     )
 
 
-def evenly_spread(n_layers: int) -> tuple[int, ...]:
-    """Four depths in the middle of four equal parts of the model; fewer for tiny models."""
-    middles = (n_layers * (2 * part + 1) // (2 * N_DEPTHS) for part in range(N_DEPTHS))
+def evenly_spread(n_layers: int, n: int = N_DEPTHS) -> tuple[int, ...]:
+    """So many depths in the middle of as many equal parts of the model; fewer for tiny models."""
+    middles = (n_layers * (2 * part + 1) // (2 * n) for part in range(n))
     return tuple(dict.fromkeys(middles))
 
 

@@ -22,9 +22,11 @@ from mechtv.plots.propagation import propagation_accuracy, propagation_r2
 from mechtv.plots.readers import reader_settings, reader_shares
 from mechtv.plots.reconstruction import reconstruction
 from mechtv.plots.rotation import rotation_by_layer, singular_spectrum
+from mechtv.plots.tidy import Labels, tidy_bars, tidy_heat, tidy_lines
 from mechtv.plots.training import training_curves
 
 __all__ = [
+    "Labels",
     "ablation",
     "accuracy_by_layer",
     "accuracy_of_methods",
@@ -52,5 +54,8 @@ __all__ = [
     "reconstruction",
     "rotation_by_layer",
     "singular_spectrum",
+    "tidy_bars",
+    "tidy_heat",
+    "tidy_lines",
     "training_curves",
 ]

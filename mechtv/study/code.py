@@ -14,13 +14,18 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 
 @cache
-def code_version() -> dict[str, str]:
+def code_version(*more: str) -> dict[str, str]:
     """The versions of the libraries and, as `code`, the checksum of mechtv's own source.
 
     Comments, docstrings and layout do not count.
+
+    Args:
+        more: packages that count beside those on which every cell depends, such as "analysis".
     """
     root = Path(__file__).parent.parent
-    files = [file for package in PACKAGES for file in sorted((root / package).rglob("*.py"))]
+    files = [
+        file for package in (*PACKAGES, *more) for file in sorted((root / package).rglob("*.py"))
+    ]
     digest = hashlib.sha256()
     for file in (*files, *(root / module for module in MODULES)):
         digest.update(f"{file.relative_to(root).as_posix()}\n".encode())
