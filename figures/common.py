@@ -31,6 +31,7 @@ from mechtv.overview import evenly_spread
 from mechtv.progress import progress_bar
 from mechtv.study import Study, run_study
 from mechtv.study.code import code_version, meaning
+from mechtv.study.results import SECONDS
 from mechtv.study.store import VECTOR, Store, key_of
 from mechtv.tasks.sources import TEXT_SOURCES
 
@@ -265,6 +266,13 @@ def pooled(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     how = dict.fromkeys(("value", "low", "high"), "mean") | {"n": "sum"}
     known = {name: how[name] for name in how if name in table}
     return table.groupby(list(by), sort=False, dropna=False, as_index=False).agg(known)
+
+
+def comparison_of(table: pd.DataFrame) -> mechtv.MethodComparison:
+    """A study's table as a comparison of methods, over its seeds if there are several."""
+    about = [name for name in table if name not in ("value", "low", "high", "n", "seed", *SECONDS)]
+    rows = table if table["seed"].nunique() == 1 else pooled(table, about)
+    return mechtv.MethodComparison(rows=rows)
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
