@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from mechtv.analysis.ablation import Ablation
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate
+from mechtv.plots.room import finished
 from mechtv.plots.scores import FULL, Scale
 from mechtv.plots.style import (
     INK,
@@ -25,7 +26,7 @@ from mechtv.plots.style import (
 
 WIDTH = 0.26  # of a bar; groups stand 1 apart
 SPREAD = 0.08  # dots of random sets lie so far to either side
-HEIGHT = 480
+HEIGHT = 270
 PATTERN = {"fillmode": "overlay", "solidity": 0.15, "size": 7}
 TITLES = {
     "log-probability": "Log p(first answer token), nats",
@@ -71,8 +72,10 @@ def ablation(results: Ablation | Sequence[Ablation], score: str = FULL) -> go.Fi
         range=(-0.6, len(every) - 0.4) if len(every) > 1 else (-1.2, 1.2),
     )  # fmt: skip
     if score.startswith("accuracy"):
-        return figure.update_yaxes(title_text=scale.title, **scale.axis(rows["value"]))
-    return figure.update_yaxes(title_text=TITLES.get(score, scale.title))
+        figure.update_yaxes(title_text=scale.title, **scale.axis(rows["value"]))
+    else:
+        figure.update_yaxes(title_text=TITLES.get(score, scale.title))
+    return finished(figure)
 
 
 def _rows(table: pd.DataFrame, score: str) -> pd.DataFrame:

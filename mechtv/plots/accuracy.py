@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 
 from mechtv.overview import Overview, Setting
 from mechtv.plots.reference import reference_traces
+from mechtv.plots.room import finished
 from mechtv.plots.style import about, error_bars, hover, identity, label_of, look_of, titled
 
 MOST_TICKS = 12
@@ -21,7 +22,7 @@ def accuracy_by_layer(overview: Overview) -> go.Figure:
         "Accuracy by injection layer",
         f"{about(overview.task.name, overview.model.name)} · n = {n} test queries",
         "Full vocabulary; bars and bands are 95 % intervals",
-        height=480,
+        height=270,
     )
     n_layers = overview.model.n_layers
     edges = (-0.5, n_layers - 0.5)
@@ -38,7 +39,7 @@ def accuracy_by_layer(overview: Overview) -> go.Figure:
     )
     if len(overview.layers) <= MOST_TICKS:
         figure.update_xaxes(tickvals=overview.layers)
-    return figure
+    return finished(figure)
 
 
 def by_method(overview: Overview) -> dict[str, list[Setting]]:

@@ -6,12 +6,13 @@ import plotly.graph_objects as go
 
 from mechtv.analysis.attention import PARTS, AttentionShares
 from mechtv.evaluation.intervals import Estimate, mean
+from mechtv.plots.room import finished
 from mechtv.plots.style import LOOKS, about, hover, titled
 
-HEIGHT = 500
-BELOW, TURNED = 118, 44  # pixels below the bars, and more for upright labels
+HEIGHT = 290
+UPRIGHT = 6  # lines that are as high as an upright label is long
 PATTERN = {"fillmode": "overlay", "solidity": 0.15, "size": 7}
-MOST_LEVEL, MOST_LABELS = 16, 48  # bars whose labels fit side by side, level and upright
+MOST_LEVEL, MOST_LABELS = 8, 48  # bars whose labels fit side by side, level and upright
 COLORS = {
     "first token": ("First token (sink)", "#b8bec6", ""),
     "rest": ("Rest of the prompt", LOOKS["linear"].color, "/"),
@@ -42,23 +43,25 @@ def attention_shares(shares: AttentionShares) -> go.Figure:
         figure.add_trace(_bars(part, names, estimates))
     figure.add_vline(x=1.5, line={"width": 1, "dash": "dot"})
     figure.update_layout(barmode="stack", bargap=0.2, legend_traceorder="normal")
-    _name_bars(figure, names)
-    return figure.update_yaxes(title_text="Share of attention", range=[0, 1.0], dtick=0.2)
+    figure.update_yaxes(title_text="Share of attention", range=[0, 1.0], dtick=0.2)
+    return finished(figure, tick_lines=_name_bars(figure, names))
 
 
-def _name_bars(figure: go.Figure, names: list[str]) -> None:
-    """Labels side by side while they fit, then upright, then of some heads only."""
+def _name_bars(figure: go.Figure, names: list[str]) -> int:
+    """Labels side by side while they fit, then upright, then of some heads only.
+
+    Returns how many lines high they are.
+    """
     level = len(names) <= MOST_LEVEL
     heads = range(len(GROUPS), len(names), math.ceil(len(names) / MOST_LABELS))
     places = [*range(len(GROUPS)), *heads]
     texts = [names[place].removeprefix("Head ") for place in places]
     if level:
         texts = [text.replace(" ", "<br>") for text in texts]
-    else:
-        figure.update_layout(height=HEIGHT + TURNED, margin={"b": BELOW + TURNED})
     figure.update_xaxes(
         showgrid=False, tickvals=places, ticktext=texts, tickangle=0 if level else -90
     )
+    return 2 if level else UPRIGHT
 
 
 def _bars(part: str, names: list[str], estimates: list[Estimate]) -> go.Bar:

@@ -12,6 +12,7 @@ from mechtv.analysis.decomposition import Decomposition, Kind
 from mechtv.evaluation import intervals
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.head_maps import heat_map_of_heads
+from mechtv.plots.room import finished
 from mechtv.plots.style import (
     INK,
     MUTED,
@@ -26,6 +27,7 @@ from mechtv.plots.style import (
 )
 
 MEASURED, TICK = "Measured change", 18  # the last bar, and characters of a line of its tick
+UPRIGHT = 8  # lines that are as high as an upright tick is long
 LOGITS = "Change of the logit difference (logits)"
 
 KINDS: dict[Kind, Look] = {
@@ -57,8 +59,9 @@ def decomposition(parts: Decomposition) -> go.Figure:
     )
     outlined = {"color": "white", "line": {"color": INK, "width": 2}}
     figure.add_trace(_bar(MEASURED, measured, text, outlined))
-    figure.update_layout(margin={"b": 96}, bargap=0.25)
-    return figure.update_xaxes(title_text="Part", tickangle=0)
+    figure.update_layout(bargap=0.25)
+    figure.update_xaxes(tickangle=-90)
+    return finished(figure, tick_lines=UPRIGHT)
 
 
 def decomposition_by_block(parts: Decomposition) -> go.Figure:
@@ -84,11 +87,12 @@ def decomposition_by_block(parts: Decomposition) -> go.Figure:
                 )
             )
     figure.add_trace(_running_sum(table))
-    figure.update_layout(barmode="relative", bargap=0.15, margin={"b": 150})
+    figure.update_layout(barmode="relative", bargap=0.15)
     order = list(dict.fromkeys(places))
-    return figure.update_xaxes(
+    figure.update_xaxes(
         title_text="Block", type="category", categoryorder="array", categoryarray=order
     )
+    return finished(figure, tick_lines=3)
 
 
 def decomposition_by_head(parts: Decomposition) -> go.Figure:
@@ -109,7 +113,7 @@ def decomposition_by_head(parts: Decomposition) -> go.Figure:
 
 
 def _figure(title: str, parts: Decomposition) -> go.Figure:
-    figure = titled(title, *_subtitle(parts), height=560)
+    figure = titled(title, *_subtitle(parts), height=350)
     figure.add_hline(y=0, line={"color": MUTED, "width": 1})
     return figure.update_yaxes(title_text=LOGITS, rangemode="normal")
 

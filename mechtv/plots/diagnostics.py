@@ -10,7 +10,7 @@ from mechtv.analysis.diagnostics import CHANGE, SIZE, STATE, Diagnostics
 from mechtv.analysis.lens import FULL, LABELS
 from mechtv.errors import InvalidInput
 from mechtv.plots.lens import AXES, DEPTH, depth_curve
-from mechtv.plots.panels import finished
+from mechtv.plots.room import finished
 from mechtv.plots.style import (
     DEPTH_SYMBOLS,
     GRID,
@@ -30,7 +30,7 @@ TITLES = AXES | {
     CHANGE: "Task alignment of the change",
     SIZE: "Size of the change (÷ plain state)",
 }
-ROW, GAP, BARS = 270, 76, 420  # pixels
+ROW, GAP, BARS = 270, 76, 290  # pixels
 
 
 def diagnostics_panels(result: Diagnostics) -> go.Figure:
@@ -91,7 +91,7 @@ def alignment_bars(result: Alignment) -> go.Figure:
     figure.add_hline(y=typical, line={"color": INK, "width": 1, "dash": "dot"})
     figure.update_xaxes(type="category", showgrid=False)
     figure.update_yaxes(title_text="Norm of the projection ÷ norm", range=[0, 1.05])
-    return figure.update_layout(margin={"b": 50})
+    return finished(figure)
 
 
 def _panels(result: Diagnostics, title: str, scores: Sequence[str]) -> go.Figure:

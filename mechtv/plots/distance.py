@@ -9,6 +9,7 @@ from mechtv.evaluation.dntp import Divergence, Over
 from mechtv.overview import Overview, Setting
 from mechtv.plots.accuracy import by_method
 from mechtv.plots.reference import reference_traces
+from mechtv.plots.room import finished
 from mechtv.plots.style import INK, about, error_bars, hover, identity, label_of, look_of, titled
 
 NATS = "nats"
@@ -34,7 +35,7 @@ def dntp_bars(overview: Overview, over: Over = "vocabulary") -> go.Figure:
         f"Distance from in context: {_tokens(overview, zero_shot)}",
         f"{where} · n = {zero_shot.estimate.n} test queries",
         f"0: same next-token distribution as with {overview.shots} shots; lower is nearer",
-        height=460,
+        height=250,
     )
     depths = overview.layers
     edges = (-0.5, len(depths) - 0.5)
@@ -51,7 +52,7 @@ def dntp_bars(overview: Overview, over: Over = "vocabulary") -> go.Figure:
         ticktext=[str(layer) for layer in depths],
     )
     figure.update_yaxes(title_text="dNTP (nats)")
-    return figure
+    return finished(figure)
 
 
 def divergence_of(setting: Setting, over: str) -> Divergence:

@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 
 from mechtv.evaluation.dntp import Over
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.panels import ONE, finished
+from mechtv.plots.panels import ONE
+from mechtv.plots.room import finished
 from mechtv.plots.scores import Scale, about_rows, at_layer, by_method, marker
 from mechtv.plots.style import estimate_text, identity, plain, titled
 from mechtv.study import MethodComparison
@@ -81,7 +82,7 @@ def _correlation_text(found: pd.DataFrame) -> str:
         f"{row['correlation']} {_correlation(row)}".replace("Pearson, log", "Pearson with log")
         for row in overall
     ]
-    return f"{', '.join(parts)} over {overall[0]['n']} vectors"
+    return f"{'; '.join(parts)} over {overall[0]['n']} vectors"
 
 
 def _correlation(row: dict[Hashable, Any]) -> str:

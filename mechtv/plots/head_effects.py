@@ -9,13 +9,14 @@ import plotly.graph_objects as go
 
 from mechtv.evaluation.intervals import Estimate
 from mechtv.methods.head_effects import HeadEffects
+from mechtv.plots.room import finished
 from mechtv.plots.style import GRID, LOOKS, about, basis_text, fixed, interval_text, titled
 
 N_NUMBERED = 10
 DIGITS = 4
 NEGATIVE, ZERO, POSITIVE = LOOKS["hidden_state"].color, "#ffffff", LOOKS["learned"].color
 MOST_TICKS = 36
-CELL, FRAME, LEAST, MOST = 24, 230, 420, 1000  # heights in pixels
+CELL, FRAME, LEAST, MOST = 24, 60, 250, 800  # heights in pixels
 
 
 def head_effects(effects: HeadEffects) -> go.Figure:
@@ -33,7 +34,7 @@ def head_effects(effects: HeadEffects) -> go.Figure:
         height=int(np.clip(FRAME + CELL * effects.mean.shape[1], LEAST, MOST)),
     )
     figure.add_trace(_map(effects))
-    figure.update_layout(margin={"b": 64}, plot_bgcolor=GRID)  # seen between the cells
+    figure.update_layout(plot_bgcolor=GRID)  # seen between the cells
     figure.update_xaxes(title_text="Layer", showgrid=False)
     figure.update_yaxes(title_text="Head", showgrid=False, rangemode="normal", autorange="reversed")
     for update, n in zip(
@@ -41,7 +42,7 @@ def head_effects(effects: HeadEffects) -> go.Figure:
     ):
         if n <= MOST_TICKS:
             update(dtick=1)
-    return figure
+    return finished(figure)
 
 
 def _map(effects: HeadEffects) -> go.Heatmap:
@@ -52,7 +53,7 @@ def _map(effects: HeadEffects) -> go.Heatmap:
         zmin=-strongest,
         zmax=strongest,
         colorscale=[[0, NEGATIVE], [0.5, ZERO], [1, POSITIVE]],
-        colorbar={"title": {"text": "AIE"}, "outlinewidth": 0, "thickness": 14},
+        colorbar={"title": {"text": "AIE"}},
         xgap=1,
         ygap=1,
         text=_grid(table, table["rank"].map(lambda rank: str(rank) if rank <= N_NUMBERED else "")),

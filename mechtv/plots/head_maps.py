@@ -9,12 +9,13 @@ from jaxtyping import Float, Shaped
 
 from mechtv.analysis.head_maps import HeadMaps
 from mechtv.evaluation.intervals import Estimate
+from mechtv.plots.room import finished
 from mechtv.plots.style import GRID, LOOKS, about, basis_text, fixed, interval_text, plain, titled
 
 N_NUMBERED = 10
 NEGATIVE, ZERO, POSITIVE = LOOKS["hidden_state"].color, "#ffffff", LOOKS["learned"].color
 MOST_TICKS = 36
-CELL, FRAME, LEAST, MOST = 24, 250, 440, 1000  # heights in pixels
+CELL, FRAME, LEAST, MOST = 24, 60, 250, 800  # heights in pixels
 READINGS = {"frozen": "θ through the block's frozen norm", "none": "θ as it is, without the norm"}
 
 
@@ -65,7 +66,7 @@ def heat_map_of_heads(
             zmin=-largest,
             zmax=largest,
             colorscale=[[0, NEGATIVE], [0.5, ZERO], [1, POSITIVE]],
-            colorbar={"title": {"text": unit}, "outlinewidth": 0, "thickness": 14},
+            colorbar={"title": {"text": unit}},
             xgap=1,
             ygap=1,
             text=_numbered(values).T.tolist(),
@@ -74,17 +75,18 @@ def heat_map_of_heads(
             hovertemplate="%{hovertext}<extra></extra>",
         )
     )
-    figure.update_layout(margin={"b": 64, "t": 110}, plot_bgcolor=GRID)  # seen between the cells
+    figure.update_layout(plot_bgcolor=GRID)  # seen between the cells
     figure.update_xaxes(
         title_text="Block", showgrid=False, dtick=1 if n_layers <= MOST_TICKS else None
     )
-    return figure.update_yaxes(
+    figure.update_yaxes(
         title_text="Head",
         showgrid=False,
         rangemode="normal",
         autorange="reversed",
         dtick=1 if n_heads <= MOST_TICKS else None,
     )
+    return finished(figure)
 
 
 def _numbered(values: Float[np.ndarray, "layer head"]) -> Shaped[np.ndarray, "layer head"]:

@@ -11,14 +11,14 @@ from jaxtyping import Shaped
 from mechtv.analysis.circuits import Head
 from mechtv.analysis.heads import HeadRanking
 from mechtv.evaluation.intervals import Estimate
+from mechtv.plots.room import finished
 from mechtv.plots.style import GRID, INK, LOOKS, about, basis_text, estimate_text, titled
 
 NEGATIVE, ZERO, POSITIVE = LOOKS["hidden_state"].color, "#ffffff", LOOKS["learned"].color
 MOST_TICKS = 36  # labels, or numbers in cells, that stay legible side by side
 MOST_COUNTS = 8  # labels on the axis of counts
-CELL, FRAME, LEAST, MOST = 24, 390, 560, 1100  # heights in pixels
+CELL, FRAME, LEAST, MOST = 24, 220, 400, 940  # heights in pixels
 LOWER = 0.25  # of the height, for the histogram
-TOP = 14  # pixels above the title
 DIGITS = 4
 UNITS = {"probability": "probability", "log-probability": "nats"}
 
@@ -52,7 +52,7 @@ def key_heads(ranking: HeadRanking, how_many: int | float = 0.1) -> go.Figure:
     figure.add_trace(counts, row=2, col=1)
     if not numbered:
         figure.add_trace(_frames(chosen), row=1, col=1)
-    figure.update_layout(margin={"b": 64}, plot_bgcolor=GRID, title_y=1 - TOP / height)
+    figure.update_layout(plot_bgcolor=GRID)
     blocks = {"range": [ranking.layer - 0.5, ranking.layer + n_layers - 0.5]}
     figure.update_xaxes(showgrid=False, dtick=1 if n_layers <= MOST_TICKS else None, **blocks)
     figure.update_xaxes(title_text="Block", row=2, col=1)
@@ -61,7 +61,8 @@ def key_heads(ranking: HeadRanking, how_many: int | float = 0.1) -> go.Figure:
         title_text="Head", showgrid=False, rangemode="normal", **heads, row=1, col=1
     )
     step = math.ceil(max(counts.y) / MOST_COUNTS)
-    return figure.update_yaxes(title_text="Key heads", gridcolor="white", dtick=step, row=2, col=1)
+    figure.update_yaxes(title_text="Key heads", gridcolor="white", dtick=step, row=2, col=1)
+    return finished(figure)
 
 
 def _map(ranking: HeadRanking, n_numbered: int) -> go.Heatmap:
@@ -77,7 +78,7 @@ def _map(ranking: HeadRanking, n_numbered: int) -> go.Heatmap:
         zmax=largest,
         colorscale=signed if ranking.change == "signed" else [[0, ZERO], [1, POSITIVE]],
         colorbar={
-            "title": {"text": unit.capitalize()}, "outlinewidth": 0, "thickness": 14,
+            "title": {"text": unit.capitalize()},
             "len": 1 - LOWER, "y": 1, "yanchor": "top",
         },
         xgap=1,

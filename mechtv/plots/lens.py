@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from mechtv.analysis.lens import FULL, LABELS
 from mechtv.analysis.logit_lens import Lens
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.panels import finished
+from mechtv.plots.room import finished
 from mechtv.plots.style import (
     LOOKS,
     MUTED,
@@ -30,8 +30,8 @@ AXES = {
     "log10 rank": "Rank of the answer (log₁₀; 0 is the top)",
 }
 DEPTH = "Depth (blocks passed)"
-PANEL, CELL, FRAME = 340, 21, 170  # pixels
-LONGEST = 14  # characters of a token
+PANEL, CELL = 340, 21  # pixels
+LONGEST, IN_CELL = 14, 8  # characters of a token at the pointer, and in a narrow cell
 SIGNS = {"\n": "↵", "\t": "⇥", "\xa0": "⍽", " ": "·"}
 
 
@@ -49,7 +49,7 @@ def lens_curves(lens: Lens) -> go.Figure:
         f"Bands: 95 % intervals{_where(lens)}; the last depth is the model's output",
         height=PANEL,
     )
-    titles = [AXES[score] for score in scores]
+    titles = [AXES[score].replace(" (", "<br>(") for score in scores]
     figure.set_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.06)
     figure.update_annotations(font_size=14)
     for column, score in enumerate(scores, start=1):
@@ -81,7 +81,7 @@ def lens_tokens(lens: Lens) -> go.Figure:
         f"{about(lens.task, lens.provenance.model)} · n = {len(lens.queries)} {lens.split} queries",
         f"Top {k} tokens under the logit lens{_where(lens)}; · is a space",
         *own,
-        height=n_depths * CELL + FRAME + 17 * len(own),
+        height=n_depths * CELL,
     )
     figure.set_subplots(
         rows=1,
@@ -90,6 +90,7 @@ def lens_tokens(lens: Lens) -> go.Figure:
         subplot_titles=list(runs.values()),
         horizontal_spacing=0.02,
     )
+    figure.update_annotations(font_size=14)
     for column, run in enumerate(runs, start=1):
         figure.add_trace(_strip(lens.tokens[lens.tokens["state"] == run]), row=1, col=column)
     if lens.layer is not None:
@@ -98,8 +99,7 @@ def lens_tokens(lens: Lens) -> go.Figure:
     figure.update_xaxes(title_text="Rank", dtick=1, showgrid=False)
     figure.update_yaxes(autorange="reversed", showgrid=False, rangemode="normal", dtick=1)
     figure.update_yaxes(title_text=DEPTH, col=1)
-    margin = {"t": 112 + 17 * len(own), "b": 58}
-    return figure.update_layout(margin=margin)
+    return finished(figure)
 
 
 def depth_curve(look: Look, label: str, rows: pd.DataFrame, group: str) -> list[go.Scatter]:
@@ -131,31 +131,33 @@ def depth_curve(look: Look, label: str, rows: pd.DataFrame, group: str) -> list[
     return [band, line]
 
 
-def token_text(token: str) -> str:
+def token_text(token: str, longest: int = LONGEST) -> str:
     """A token as a figure can show it: blanks as signs, long ones cut."""
     for blank, sign in SIGNS.items():
         token = token.replace(blank, sign)
-    return plain(token if len(token) <= LONGEST else f"{token[: LONGEST - 1]}…")
+    return plain(token if len(token) <= longest else f"{token[: longest - 1]}…")
 
 
 def _strip(tokens: pd.DataFrame) -> go.Heatmap:
     """Depths from top to bottom, ranks from left to right."""
     logits = tokens.pivot(index="depth", columns="rank", values="logit")
-    texts = tokens.pivot(index="depth", columns="rank", values="token").map(token_text)
+    texts = tokens.pivot(index="depth", columns="rank", values="token")
     return go.Heatmap(
         x=logits.columns.tolist(),
         y=logits.index.tolist(),
         z=logits.to_numpy(),
         zmin=float(logits.min().min()),
         zmax=float(np.quantile(logits, 0.95)),  # one depth, often 0, may be far above the others
-        text=texts.to_numpy(),
+        text=texts.map(lambda token: token_text(token, IN_CELL)).to_numpy(),
         texttemplate="%{text}",
-        textfont={"size": 12},
+        textfont={"size": 11},
+        customdata=texts.map(token_text).to_numpy(),
         colorscale=[[0, "#ffffff"], [1, LOOKS["i2cl"].color]],
         showscale=False,
         xgap=1,
         ygap=1,
-        hovertemplate="Depth %{y}, rank %{x}: <b>%{text}</b><br>logit %{z:.2f}<extra></extra>",
+        hovertemplate="Depth %{y}, rank %{x}: <b>%{customdata}</b><br>"
+        "logit %{z:.2f}<extra></extra>",
     )
 
 

@@ -10,6 +10,7 @@ from mechtv.analysis.linearity import Linearity
 from mechtv.analysis.linearity_battery import PREDICTIONS
 from mechtv.errors import UnknownName
 from mechtv.evaluation.intervals import Estimate
+from mechtv.plots.room import finished
 from mechtv.plots.style import LOOKS, MUTED, about, at_least, error_bars, fixed, hover, titled
 
 ACCURACY = "accuracy, full vocabulary"
@@ -24,8 +25,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 TITLES = ("Norm ratio by scale", "Cosine by scale", "First-order predictions", "Their fit, R²")
 LOWEST = -1.0  # bars of R² are cut off here; the number stands below, the interval at the pointer
+UPRIGHT = 6  # lines that are as high as an upright tick is long
 ROOM = 0.3  # below the bars, for such numbers
-HEIGHT = 860
+HEIGHT = 640
 
 
 def linearity(result: Linearity, *, score: str = ACCURACY) -> go.Figure:
@@ -52,14 +54,14 @@ def linearity(result: Linearity, *, score: str = ACCURACY) -> go.Figure:
         height=HEIGHT,
     )
     figure.set_subplots(
-        rows=2, cols=2, subplot_titles=TITLES, vertical_spacing=0.15, horizontal_spacing=0.09
+        rows=2, cols=2, subplot_titles=TITLES, vertical_spacing=0.17, horizontal_spacing=0.16
     )
     for vector, look in KINDS.items():
         own = table[table["vector"] == vector]
         if len(own):
             _add_vector(figure, own, vector, look, score)
     _dress(figure, table, score)
-    return figure
+    return finished(figure, tick_lines=UPRIGHT)
 
 
 def _add_vector(
@@ -102,7 +104,7 @@ def _bars(rows: pd.DataFrame, label: str, look: Mapping[str, Any]) -> go.Bar:
     cut = [e.value < LOWEST for e in estimates]
     ends = [at_least(e, LOWEST) for e in estimates]
     return go.Bar(
-        x=[name.replace(" ", "<br>") for name in rows.index],
+        x=list(rows.index),
         y=[e.value for e in ends],
         error_y=error_bars(ends),
         marker={"color": look["color"], "pattern": {"shape": look["shape"]}},
@@ -121,7 +123,8 @@ def _bars(rows: pd.DataFrame, label: str, look: Mapping[str, Any]) -> go.Bar:
 
 def _dress(figure: go.Figure, table: pd.DataFrame, score: str) -> None:
     figure.add_hline(y=1, line={"color": MUTED, "dash": "dot", "width": 1}, row=1, col="all")
-    figure.update_layout(margin={"t": 128, "b": 96}, barmode="group")
+    figure.update_annotations(font_size=14)
+    figure.update_layout(barmode="group")
     figure.update_xaxes(title_text="Scale α of the vector", row=1)
     figure.update_yaxes(title_text="‖effect of αθ‖ / ‖α · effect of θ‖", row=1, col=1)
     cosine = table[table["score"] == "cosine"]["low"].min()
@@ -131,7 +134,7 @@ def _dress(figure: go.Figure, table: pd.DataFrame, score: str) -> None:
     lowest = min(0.0, float(fits[["low", "value"]].min().min()) - 0.05)
     lowest = LOWEST - ROOM if lowest < LOWEST else lowest
     figure.update_yaxes(title_text="R² of the effect", range=[lowest, 1.1], row=2, col=2)
-    figure.update_xaxes(tickangle=0, row=2)
+    figure.update_xaxes(tickangle=-90, row=2)
 
 
 def _estimates(rows: pd.DataFrame) -> list[Estimate]:

@@ -7,8 +7,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mechtv.errors import InvalidInput
-from mechtv.plots.panels import evenly, finished, panels
+from mechtv.plots.panels import evenly, panels
 from mechtv.plots.reference import reference_traces
+from mechtv.plots.room import finished
 from mechtv.plots.scores import FULL, Scale, about_rows, by_method, hovers, lines_without
 from mechtv.plots.style import INK, error_bars, identity, look_of, plain
 from mechtv.study import MethodComparison

@@ -6,8 +6,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mechtv.errors import InvalidInput
-from mechtv.plots.panels import finished, panels
+from mechtv.plots.panels import panels
 from mechtv.plots.reference import reference_traces
+from mechtv.plots.room import finished
 from mechtv.plots.scores import FULL, Scale, about_rows, by_method, hovers, lines_without, marker
 from mechtv.plots.style import error_bars, identity, look_of
 from mechtv.study import MethodComparison

@@ -1,4 +1,4 @@
-"""Panels with shared axes, and the room that title, ticks and legend need."""
+"""Panels with shared axes."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,6 @@ import plotly.graph_objects as go
 
 from mechtv.plots.style import about, titled
 
-ABOVE, LINE_HEIGHT = 66, 17  # pixels above the panels, and more for each line of the subtitle
-BELOW, ENTRY_HEIGHT = 62, 31  # below them, and more for each row of the legend
-ENTRIES, LEGEND_ROWS = 4, 2  # in a row of a narrow legend, and its rows at least
 ONE, MANY, BETWEEN = 380, 225, 52  # pixels of a single panel, of each of many, and between them
 
 
@@ -47,21 +44,3 @@ def evenly(n: int, most: int) -> tuple[int, int]:
     """How many rows, and how many in each (but the last), for `n` of which `most` fit in a row."""
     n_rows = math.ceil(n / most)
     return n_rows, math.ceil(n / n_rows)
-
-
-def finished(figure: go.Figure, tick_lines: int = 1) -> go.Figure:
-    """One legend entry a setting, and room for the legend and for the lines above.
-
-    The height was that of the panels alone.
-    """
-    seen: set[str] = set()
-    for trace in figure.data:
-        if trace.showlegend is not False:
-            trace.showlegend = trace.legendgroup not in seen
-            seen.add(trace.legendgroup)
-    above = ABOVE + LINE_HEIGHT * (1 + figure.layout.title.subtitle.text.count("<br>"))
-    legend = ENTRY_HEIGHT * max(LEGEND_ROWS, math.ceil(len(seen) / ENTRIES))
-    below = BELOW + LINE_HEIGHT * max(0, tick_lines - 2) + legend
-    height = above + figure.layout.height + below
-    margin = {"t": above, "b": below}
-    return figure.update_layout(margin=margin, height=height, title_y=1 - 14 / height)

@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 from mechtv.analysis.propagation import FULL, MAPPED, MEAN_EFFECT, ZERO_SHOT, Propagation
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.panels import finished, panels
+from mechtv.plots.panels import panels
+from mechtv.plots.room import finished
 from mechtv.plots.scores import FULL as ACCURACY
 from mechtv.plots.scores import Scale
 from mechtv.plots.style import Look, about, at_least, error_bars, hover, look_of
@@ -91,7 +92,7 @@ def propagation_accuracy(
             raise InvalidInput(f"The task {one.task!r} has no score {score!r}; it has {known}.")
     scale = _scale(score)
     figure = _lines(
-        f"{scale.name}: a vector at its layer, and its image at the end",
+        f"{scale.name}: θ at its layer, Wθ at the end",
         [
             f"{_about(several)} · spread {_spreads(several)} of ‖θ‖",
             f"n = {_numbers(one.answers[FULL].estimates()[score].n for one in several)} "

@@ -1,6 +1,5 @@
 """Who reads theta: all 16 settings above a matrix of dots, and what each reader contributes."""
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import plotly.graph_objects as go
 from mechtv.analysis.readers import READERS, SETTINGS, Readers
 from mechtv.errors import UnknownName
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.panels import BELOW, ENTRIES, ENTRY_HEIGHT
+from mechtv.plots.room import finished
 from mechtv.plots.style import (
     GRID,
     INK,
@@ -32,8 +31,8 @@ POINTS = {
     "alone": ("Shown to it alone", "circle", -0.22),
     "withheld": ("Hidden from it alone", "diamond", 0.22),
 }
-MOST_LEVEL, MOST_UPRIGHT = 4, 12  # ranges whose shares fit side by side, level and upright
-SHARES, TOP = 436, 14  # pixels of the figure of shares above its foot, and above its title
+MOST_LEVEL, MOST_UPRIGHT = 2, 12  # ranges whose shares fit side by side, level and upright
+HEIGHT = 340
 NAMES = tuple(name[0].upper() + name[1:] for name in READERS)
 
 
@@ -60,7 +59,7 @@ def reader_settings(
         f"{_named(score)} when only some readers see the vector",
         _where(readers, blocks),
         "Filled dots: readers that see the vector · bars begin at the plain run · 95 % intervals",
-        height=640,
+        height=470,
     )
     figure.set_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.7, 0.3], vertical_spacing=0.03
@@ -76,7 +75,8 @@ def reader_settings(
     figure.update_xaxes(showticklabels=False, showgrid=False, ticks="")
     ticks = {"tickvals": list(range(len(READERS))), "ticktext": NAMES}
     figure.update_yaxes(**ticks, range=[len(READERS) - 0.5, -0.5], showgrid=False, row=2, col=1)
-    return figure.update_layout(margin={"l": 140, "b": 30}, bargap=0.3, showlegend=False)
+    figure.update_layout(margin={"l": 140}, bargap=0.3, showlegend=False)
+    return finished(figure)
 
 
 def reader_shares(readers: Readers, score: str = LOG_PROBABILITY) -> go.Figure:
@@ -93,13 +93,12 @@ def reader_shares(readers: Readers, score: str = LOG_PROBABILITY) -> go.Figure:
     table = readers.effects(score)
     labels = table["blocks"].unique().tolist()
     written = len(labels) <= MOST_UPRIGHT
-    below = BELOW + ENTRY_HEIGHT * math.ceil((len(labels) + len(POINTS)) / ENTRIES)
     figure = titled(
         f"What each reader contributes: {_named(score).lower()}",
         _where(readers, *readers.blocks),
         f"Bars: Shapley values{', with their share of the gain above' if written else ''} · "
         "95 % intervals over queries",
-        height=SHARES + below,
+        height=HEIGHT,
     )
     width = 0.72 / len(labels)
     colors = [BETTER] if len(labels) == 1 else depth_colors(len(labels))
@@ -121,7 +120,7 @@ def reader_shares(readers: Readers, score: str = LOG_PROBABILITY) -> go.Figure:
     figure.update_yaxes(
         title_text=f"Gain in {_axis(score).lower()}", range=_range(table, len(labels))
     )
-    return figure.update_layout(margin={"b": below}, title_y=1 - TOP / (SHARES + below))
+    return finished(figure)
 
 
 # --- the settings --------------------------------------------------------------------------------

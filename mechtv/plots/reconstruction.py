@@ -18,7 +18,8 @@ from mechtv.analysis.reconstructed import (
     ReconstructionByLayer,
 )
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.panels import finished, panels
+from mechtv.plots.panels import panels
+from mechtv.plots.room import finished
 from mechtv.plots.style import INK, LOOKS, Look, about, error_bars, hover, plain
 
 PARTS = {

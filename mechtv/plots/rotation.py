@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from mechtv.analysis.polar import COSINE_Q, STRETCH
 from mechtv.analysis.rotation import RotationStretch, Turn
 from mechtv.errors import InvalidInput
-from mechtv.plots.panels import finished
+from mechtv.plots.room import finished
 from mechtv.plots.style import (
     DEPTH_SYMBOLS,
     MUTED,
@@ -47,7 +47,7 @@ def rotation_by_layer(result: RotationStretch) -> go.Figure:
     tasks = list(dict.fromkeys(turn.task for turn in turns))
     height = len(tasks) * PANEL + (len(tasks) - 1) * GAP
     figure = titled(
-        "How the model turns and stretches a vector on its way to the end",
+        "How the model turns and stretches a vector",
         f"{_about(turns)} · polar decomposition W = QΣ",
         f"Bands and thin lines: n = {_n_null(turns)} random vectors of the same norm, mean and "
         f"central 95 %{_open(turns)}",
@@ -61,7 +61,7 @@ def rotation_by_layer(result: RotationStretch) -> go.Figure:
             for task in tasks
             for title in MEASURES.values()
         ],
-        horizontal_spacing=0.09,
+        horizontal_spacing=0.13,
         vertical_spacing=GAP / height if len(tasks) > 1 else 0,
     )
     figure.update_annotations(font_size=14)

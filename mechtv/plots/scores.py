@@ -1,7 +1,6 @@
 """How each score is named and drawn, and the rows of a table by method."""
 
 import math
-import textwrap
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ from mechtv.plots.style import LOOKS, about, basis_text, estimate_text, label_of
 
 FULL = "accuracy, full vocabulary"
 MOST_DECADES = 4
-LINE = 110  # characters of a subtitle's line
 LEAST = 1e-12  # a logarithmic axis has no zero; an interval's lower end may be one
 
 
@@ -108,7 +106,7 @@ def lines_without(table: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     """The lines that name the tasks without the score."""
     left_out = [task for task in table["task"].unique() if task not in set(rows["task"])]
     text = f"Without this score, left out: {', '.join(left_out)}"
-    return [plain(line) for line in textwrap.wrap(text, LINE)] if left_out else []
+    return [plain(text)] if left_out else []
 
 
 def _log_axis(low: float, high: float) -> dict[str, Any]:

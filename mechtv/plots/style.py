@@ -17,6 +17,8 @@ from mechtv.evaluation.intervals import Estimate
 INK, MUTED, GRID = "#1f2328", "#57606a", "#e3e6ea"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 LONGEST_NAME = 30
+WIDEST = 84  # characters of a subtitle's line in a figure of 600 pixels
+ENDS = ("; ", " · ", " ")  # where a line is broken, the best place first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,31 +73,33 @@ LOOKS = {
 run out, darker ones and a grey. Plotly has eight patterns: two looks that share one differ in
 lightness."""
 
+SMALL = {"font": {"size": 13}}
 DEPTH_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "x")
 
 TEMPLATE = go.layout.Template(
     layout={
         "font": {"family": FONT, "size": 14, "color": INK},
         "title": {
-            "font": {"size": 17},
+            "font": {"size": 16},
             "x": 0,
             "xref": "container",
-            "y": 0.97,
+            "y": 1,
             "yanchor": "top",
-            "pad": {"l": 16},
+            "pad": {"l": 16, "t": 14},
             "subtitle": {"font": {"size": 13, "color": MUTED}},
         },
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
         "colorway": [look.color for look in LOOKS.values()],
-        "margin": {"l": 78, "r": 20, "t": 92, "b": 118},
+        "margin": {"l": 78, "r": 20},
         "legend": {
             "orientation": "h",
-            "x": 0,
-            "xref": "paper",
+            "x": 0.01,
+            "xref": "container",
             "y": 0.01,
             "yref": "container",
             "yanchor": "bottom",
+            "tracegroupgap": 0,
             "title": {"text": ""},
         },
         "hoverlabel": {"font": {"family": FONT, "size": 13}, "align": "left"},
@@ -106,6 +110,7 @@ TEMPLATE = go.layout.Template(
             "tickcolor": MUTED,
             "zeroline": False,
             "title": {"standoff": 8, "font": {"size": 14}},
+            "autotickangles": [0, -90],
         },
         "yaxis": {
             "gridcolor": GRID,
@@ -113,7 +118,8 @@ TEMPLATE = go.layout.Template(
             "rangemode": "tozero",
             "title": {"standoff": 8, "font": {"size": 14}},
         },
-    }
+    },
+    data={"heatmap": [{"colorbar": {"outlinewidth": 0, "thickness": 14, "title": SMALL}}]},
 )
 
 
@@ -153,11 +159,27 @@ def about(*names: str) -> str:
 
 
 def titled(title: str, *subtitle: str, height: int) -> go.Figure:
-    """An empty figure in the house style; each part of the subtitle has a line of its own."""
+    """An empty figure in the house style; each part of the subtitle begins a line of its own."""
     figure = go.Figure()
-    text = {"text": f"<b>{title}</b>", "subtitle": {"text": "<br>".join(subtitle)}}
+    lines = [line for part in subtitle for line in wrapped(part)]
+    text = {"text": f"<b>{title}</b>", "subtitle": {"text": "<br>".join(lines)}}
     figure.update_layout(template=TEMPLATE, title=text, height=height)
     return figure
+
+
+def wrapped(text: str, widest: int = WIDEST) -> list[str]:
+    """The lines of a text, none longer than `widest` unless one word is."""
+    lines = []
+    for line in text.split("<br>"):
+        while len(line) > widest:
+            places = (line.rfind(end, widest // 3, widest + 1) for end in ENDS)
+            at = next((place for place in places if place > 0), line.find(" "))
+            if at < 0:
+                break
+            lines.append(line[: at + 1].rstrip())
+            line = line[at + 1 :].removeprefix(" ").removeprefix("· ")
+        lines.append(line)
+    return lines
 
 
 def estimate_text(estimate: Estimate, digits: int = 2, unit: str = "") -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mechtv.overview import Overview
+from mechtv.plots.room import finished
 from mechtv.plots.style import DEPTH_SYMBOLS, MUTED, about, depth_colors, fixed, titled
 
 LOSSES = {"validation": "solid", "train": "dot"}
@@ -32,7 +33,7 @@ def training_curves(overview: Overview) -> go.Figure:
         "Training of the learned vectors",
         f"{about(overview.task.name, overview.model.name)} · {_sizes(overview)}",
         "Epoch 0: before training; large marker: the epoch that was kept",
-        height=680,
+        height=450,
     )
     figure.set_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for depth in _depths(overview.curves()):
@@ -44,7 +45,7 @@ def training_curves(overview: Overview) -> go.Figure:
     figure.update_yaxes(title_text=accuracy, range=[-0.03, 1.03], row=1, col=1)
     figure.update_yaxes(title_text="Loss<br>(nats per answer token)", row=2, col=1)
     figure.update_xaxes(title_text="Epoch", dtick=1, row=2, col=1)
-    return figure
+    return finished(figure)
 
 
 def kept_epoch(curve: pd.DataFrame) -> int:

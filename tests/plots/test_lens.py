@@ -177,8 +177,9 @@ def test_tokens_are_shown_literally_with_blanks_as_signs() -> None:
     figure = lens_tokens(fake_lens())
     left, right = figure.data
     assert np.shape(left.z) == np.shape(right.z) == (DEPTHS, len(TOKENS))
-    wanted = ["·jumped", "↵", "&lt;b&gt;&amp;", "⍽·", "a·token·that·…"]
+    wanted = ["·jumped", "↵", "&lt;b&gt;&amp;", "⍽·", "a·token…"]
     assert list(right.text[0]) == wanted
+    assert list(right.customdata[0]) == [*wanted[:-1], "a·token·that·…"], "at the pointer"
     assert "θ itself: ·jumped" in figure.layout.title.subtitle.text
     assert figure.layout.yaxis.autorange == "reversed"
     np.testing.assert_allclose(right.z[2], [11 - rank for rank in range(1, 6)])
