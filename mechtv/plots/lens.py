@@ -16,6 +16,7 @@ from mechtv.plots.style import (
     Look,
     about,
     basis_text,
+    channels,
     estimate_text,
     look_of,
     plain,
@@ -106,7 +107,7 @@ def depth_curve(look: Look, label: str, rows: pd.DataFrame, group: str) -> list[
     """A score by depth with the band of its 95 % interval."""
     rows = rows.sort_values("depth")
     depths = rows["depth"].tolist()
-    red, green, blue = _channels(look.color)
+    red, green, blue = channels(look.color)
     quiet = {"legendgroup": group, "showlegend": False, "hoverinfo": "skip"}
     band = go.Scatter(
         x=[*depths, *depths[::-1]],
@@ -173,11 +174,3 @@ def _hover(label: str, row: Mapping[object, object]) -> str:
         f"<b>{plain(label)}</b>, depth {row['depth']}<br>{estimate_text(estimate)}<br>"
         f"{basis_text(estimate)}"
     )
-
-
-def _channels(color: str) -> tuple[int, int, int]:
-    """Red, green and blue of "#rrggbb", or of Plotly's "rgb(r, g, b)"."""
-    if color.startswith("#"):
-        return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
-    red, green, blue = map(int, color[4:-1].split(","))
-    return red, green, blue

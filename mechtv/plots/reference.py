@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.style import hover, identity, look_of
+from mechtv.plots.style import channels, hover, identity, look_of
 
 BAND_OPACITY = 0.13
 
@@ -46,5 +46,5 @@ def _band(name: str, label: str, estimate: Estimate, x: Sequence[float]) -> go.S
 
 
 def _transparent(color: str) -> str:
-    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    red, green, blue = channels(color)
     return f"rgba({red},{green},{blue},{BAND_OPACITY})"

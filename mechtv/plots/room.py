@@ -6,8 +6,9 @@ import plotly.graph_objects as go
 
 ABOVE, LINE_HEIGHT = 66, 17  # pixels above the panels, and more for each line of the subtitle
 BELOW, ROW_HEIGHT = 68, 21  # below them, and more for each row of the legend
-NARROW = 600 - 98  # between the axes of the narrowest figure that is to be read; as a legend is
+NARROW = 600  # pixels of the narrowest figure that is to be read
 SYMBOL, CHARACTER = 48, 7  # pixels of a legend entry's symbol and gaps, and of each character
+SURE = 0.9  # of the width: letters of one system are wider than those of another
 
 
 def finished(figure: go.Figure, tick_lines: int = 1) -> go.Figure:
@@ -25,7 +26,7 @@ def finished(figure: go.Figure, tick_lines: int = 1) -> go.Figure:
     lines = 1 + figure.layout.title.subtitle.text.count("<br>") + titles
     above = ABOVE + LINE_HEIGHT * lines
     ticks = LINE_HEIGHT * max(0, tick_lines - 2)
-    below = BELOW + ticks + ROW_HEIGHT * legend_rows(legend_names(figure), NARROW)
+    below = BELOW + ticks + ROW_HEIGHT * legend_rows(legend_names(figure), NARROW - _sides(figure))
     height = above + figure.layout.height + below
     return figure.update_layout(margin={"t": above, "b": below}, height=height)
 
@@ -35,7 +36,9 @@ def legend_names(figure: go.Figure) -> list[str]:
     if figure.layout.showlegend is False:
         return []
     shown = [trace for trace in figure.data if trace.name and trace.showlegend]
-    return [trace.name for trace in sorted(shown, key=lambda t: t.legendrank or 1000)]
+    ranks = [1000 if trace.legendrank is None else trace.legendrank for trace in shown]
+    order = sorted(range(len(shown)), key=lambda place: ranks[place])
+    return [shown[place].name for place in order]
 
 
 def legend_rows(names: Sequence[str], width: int | float, *, size: float = 1.0) -> int:
@@ -43,5 +46,12 @@ def legend_rows(names: Sequence[str], width: int | float, *, size: float = 1.0) 
     rows, used = 0, width
     for name in names:
         entry = SYMBOL + CHARACTER * size * len(name)
-        rows, used = (rows + 1, entry) if used + entry > width else (rows, used + entry)
+        fits = used + entry <= SURE * width
+        rows, used = (rows, used + entry) if fits else (rows + 1, entry)
     return rows
+
+
+def _sides(figure: go.Figure) -> int:
+    """Pixels left and right of the panels; a legend is no wider than these."""
+    margin, usual = figure.layout.margin, figure.layout.template.layout.margin
+    return sum(usual[side] if margin[side] is None else margin[side] for side in ("l", "r"))

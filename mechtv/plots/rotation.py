@@ -14,6 +14,7 @@ from mechtv.plots.style import (
     MUTED,
     Look,
     about,
+    channels,
     depth_colors,
     fixed,
     look_of,
@@ -109,7 +110,7 @@ def _traces(name: str, measure: str, turns: Sequence[Turn]) -> list[go.Scatter]:
     look = LOOKS.get(name, look_of(name))
     layers = [turn.layer for turn in turns]
     middle, low, high = zip(*(turn.null_range(measure) for turn in turns), strict=True)
-    red, green, blue = (int(look.color[i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = channels(look.color)
     quiet = {"legendgroup": name, "showlegend": False, "hoverinfo": "skip"}
     shape = f"{look.symbol}-open"
     return [

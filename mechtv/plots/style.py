@@ -17,7 +17,7 @@ from mechtv.evaluation.intervals import Estimate
 INK, MUTED, GRID = "#1f2328", "#57606a", "#e3e6ea"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 LONGEST_NAME = 30
-WIDEST = 84  # characters of a subtitle's line in a figure of 600 pixels
+WIDEST = 80  # characters of a subtitle's line in a figure of 600 pixels
 ENDS = ("; ", " · ", " ")  # where a line is broken, the best place first
 
 
@@ -119,7 +119,10 @@ TEMPLATE = go.layout.Template(
             "title": {"standoff": 8, "font": {"size": 14}},
         },
     },
-    data={"heatmap": [{"colorbar": {"outlinewidth": 0, "thickness": 14, "title": SMALL}}]},
+    data={
+        "bar": [{"error_y": {"color": INK}}],
+        "heatmap": [{"colorbar": {"outlinewidth": 0, "thickness": 14, "title": SMALL}}],
+    },
 )
 
 
@@ -145,6 +148,14 @@ def depth_colors(n: int) -> list[str]:
     """`n` colours from dark to light, ordered for every kind of colour vision, dark on white."""
     colors: list[str] = sample_colorscale("Viridis", np.linspace(0, 0.7, n).tolist())
     return colors
+
+
+def channels(color: str) -> tuple[int, int, int]:
+    """Red, green and blue of "#rrggbb", or of Plotly's "rgb(r, g, b)" and "rgba(r, g, b, a)"."""
+    if color.startswith("#"):
+        return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
+    red, green, blue = color.partition("(")[2].rstrip(")").split(",")[:3]
+    return int(red), int(green), int(blue)
 
 
 def plain(text: str) -> str:
