@@ -22,6 +22,7 @@ from mechtv.plots.propagation import propagation_accuracy, propagation_r2
 from mechtv.plots.readers import reader_settings, reader_shares
 from mechtv.plots.reconstruction import reconstruction
 from mechtv.plots.rotation import rotation_by_layer, singular_spectrum
+from mechtv.plots.saving import save
 from mechtv.plots.themes import dark
 from mechtv.plots.tidy import Labels, tidy_bars, tidy_heat, tidy_lines
 from mechtv.plots.training import training_curves
@@ -55,6 +56,7 @@ __all__ = [
     "reader_shares",
     "reconstruction",
     "rotation_by_layer",
+    "save",
     "singular_spectrum",
     "tidy_bars",
     "tidy_heat",

@@ -13,15 +13,11 @@ from plotly.offline import get_plotlyjs
 from mechtv.files import write_whole
 from mechtv.overview import Overview
 from mechtv.plots import accuracy_by_layer, dntp_bars, training_curves
+from mechtv.plots.saving import CONFIG
 from mechtv.plots.style import label_of, look_of
 from mechtv.report import origin, tables, words
 from mechtv.report.markup import Html, facts, key_figure, text
 
-CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    "modeBarButtons": [["toImage", "resetScale2d"]],
-}
 KEY_SETTINGS = ("learned", "in-context", "hidden_state", "zero-shot")
 
 
