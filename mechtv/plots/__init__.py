@@ -18,6 +18,7 @@ from mechtv.plots.lens import lens_curves, lens_tokens
 from mechtv.plots.linearity import linearity
 from mechtv.plots.method_bars import flexibility_bars, methods_table_bars
 from mechtv.plots.methods import accuracy_of_methods
+from mechtv.plots.printing import for_print
 from mechtv.plots.propagation import propagation_accuracy, propagation_r2
 from mechtv.plots.readers import reader_settings, reader_shares
 from mechtv.plots.reconstruction import reconstruction
@@ -43,6 +44,7 @@ __all__ = [
     "dntp_against_accuracy",
     "dntp_bars",
     "flexibility_bars",
+    "for_print",
     "head_effects",
     "head_maps",
     "key_heads",

@@ -26,7 +26,7 @@ def finished(figure: go.Figure, tick_lines: int = 1) -> go.Figure:
     lines = 1 + figure.layout.title.subtitle.text.count("<br>") + titles
     above = ABOVE + LINE_HEIGHT * lines
     ticks = LINE_HEIGHT * max(0, tick_lines - 2)
-    below = BELOW + ticks + ROW_HEIGHT * legend_rows(legend_names(figure), NARROW - _sides(figure))
+    below = BELOW + ticks + ROW_HEIGHT * legend_rows(legend_names(figure), NARROW - sides(figure))
     height = above + figure.layout.height + below
     return figure.update_layout(margin={"t": above, "b": below}, height=height)
 
@@ -51,7 +51,7 @@ def legend_rows(names: Sequence[str], width: int | float, *, size: float = 1.0) 
     return rows
 
 
-def _sides(figure: go.Figure) -> int:
+def sides(figure: go.Figure) -> int:
     """Pixels left and right of the panels; a legend is no wider than these."""
     margin, usual = figure.layout.margin, figure.layout.template.layout.margin
     return sum(usual[side] if margin[side] is None else margin[side] for side in ("l", "r"))

@@ -5,6 +5,7 @@ marker and dash tell settings apart without colour. The template is handed to ea
 registered, so the user's own Plotly defaults stay as they are.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ INK, MUTED, GRID = "#1f2328", "#57606a", "#e3e6ea"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 LONGEST_NAME = 30
 WIDEST = 80  # characters of a subtitle's line in a figure of 600 pixels
+TOGETHER = r"(?<=\d) (?=%)|(?<=\bn) (?==)|(?<=\bn =) "  # blanks at which none is broken
 ENDS = ("; ", " · ", " ")  # where a line is broken, the best place first
 
 
@@ -181,7 +183,7 @@ def titled(title: str, *subtitle: str, height: int) -> go.Figure:
 def wrapped(text: str, widest: int = WIDEST) -> list[str]:
     """The lines of a text, none longer than `widest` unless one word is."""
     lines = []
-    for line in text.split("<br>"):
+    for line in re.sub(TOGETHER, "\xa0", text).split("<br>"):
         while len(line) > widest:
             places = (line.rfind(end, widest // 3, widest + 1) for end in ENDS)
             at = next((place for place in places if place > 0), line.find(" "))
@@ -190,7 +192,7 @@ def wrapped(text: str, widest: int = WIDEST) -> list[str]:
             lines.append(line[: at + 1].rstrip())
             line = line[at + 1 :].removeprefix(" ").removeprefix("· ")
         lines.append(line)
-    return lines
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def estimate_text(estimate: Estimate, digits: int = 2, unit: str = "") -> str:
