@@ -85,9 +85,9 @@ class Setup:
         """How many queries of a split: n, or all where there are fewer."""
         return min(self.n, len(getattr(task.splits(seed), split)))
 
-    def learned(self, task: mechtv.Task, layer: int, seed: int, **options: Any) -> Any:
+    def learned(self, task: mechtv.Task, layer: int | list[int], seed: int, **options: Any) -> Any:
         """A learned vector, trained once for all scripts."""
-        settings = self._fitting(task, seed) | options
+        settings = self.fitting(task, seed) | options
         key = key_of(self.model, task, method="learned", layer=layer, seed=seed, options=settings)
         store = Store(self.out / "cells")
         if store.rows(key) is None:
@@ -139,7 +139,7 @@ class Setup:
             typer.echo(notice, err=True)
         return results.table()
 
-    def _fitting(self, task: mechtv.Task, seed: int) -> dict[str, int]:
+    def fitting(self, task: mechtv.Task, seed: int) -> dict[str, int]:
         """The training's options, no more examples than there are."""
         splits = task.splits(seed)
         most = {"n_train": len(splits.train), "n_validation": len(splits.validation)}
@@ -200,19 +200,34 @@ def main(figure: Figure) -> None:
             "out/figures"
         ),
     ) -> None:
-        setup = Setup(
-            model_name=model,
-            tasks=tuple(tasks.split(",")) if tasks else _tasks(figure, quick),
-            seeds=tuple(int(seed) for seed in seeds.split(",")),
-            n=n or (figure.quick_n if quick else figure.n),
-            quick=quick,
-            data=data,
-            out=out,
-        )
-        run(figure, setup)
+        run(figure, setup_of(figure, model, tasks, seeds, quick=quick, n=n, data=data, out=out))
 
     command.__doc__ = figure.claim
     typer.run(command)
+
+
+def setup_of(
+    figure: Figure,
+    model: str,
+    tasks: str = "",
+    seeds: str = "0",
+    *,
+    quick: bool,
+    n: int | None = None,
+    data: Path | None,
+    out: Path,
+) -> Setup:
+    """What the options of a script mean for its figure."""
+    usual = figure.quick_tasks if quick else figure.tasks
+    return Setup(
+        model_name=model,
+        tasks=tuple(tasks.split(",")) if tasks else usual,
+        seeds=tuple(int(seed) for seed in seeds.split(",")),
+        n=n or (figure.quick_n if quick else figure.n),
+        quick=quick,
+        data=data,
+        out=out,
+    )
 
 
 def run(figure: Figure, setup: Setup) -> pd.DataFrame:
@@ -245,7 +260,7 @@ def provenance(figure: Figure, setup: Setup, table: pd.DataFrame, seconds: float
         "figure": figure.name,
         "claim": figure.claim,
         "said": list(figure.said(table)),
-        "settings": {name: str(v) if isinstance(v, Path) else v for name, v in asked.items()},
+        "settings": {name: v for name, v in asked.items() if not isinstance(v, Path)},
         "model": asdict(describe(setup.model)),
         "versions": code_version("analysis"),
         "python": platform.python_version(),
@@ -286,10 +301,6 @@ def opened(name: str) -> Any:
     return mechtv.open_model(name)
 
 
-def _tasks(figure: Figure, quick: bool) -> tuple[str, ...]:
-    return figure.quick_tasks if quick else figure.tasks
-
-
 def _source(function: Callable[..., Any]) -> str:
     """A checksum of what a function does."""
     text = meaning(inspect.getsource(function))
@@ -301,13 +312,15 @@ def _scalars(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _relative(word: str) -> str:
-    path = Path(word)
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_absolute() and here in path.parents else word
+    """A word of the command, without what only this machine knows."""
+    path, here = Path(word), Path.cwd()
+    if not path.is_absolute():
+        return word
+    return str(path.relative_to(here)) if here in path.parents else "FOLDER"
 
 
-def _ids(setup: Setup, task: mechtv.Task, seed: int) -> list[int]:
+def _ids(setup: Setup, task: mechtv.Task, seed: int) -> str:
     """The places of the test queries among the task's examples."""
     every = {e.key: place for place, e in enumerate(task.examples + task.test_examples)}
     asked = task.split("test", n=setup.size(task, seed), seed=seed)
-    return [every[example.key] for example in asked]
+    return " ".join(str(every[example.key]) for example in asked)

@@ -14,8 +14,9 @@ import plotly.graph_objects as go
 
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.panels import finished, panels
+from mechtv.plots.panels import panels
 from mechtv.plots.reference import reference_traces
+from mechtv.plots.room import finished
 from mechtv.plots.style import INK, LOOKS, Look, error_bars, estimate_text, hover, plain, titled
 
 COLUMNS = 3
@@ -67,7 +68,7 @@ def tidy_lines(
         InvalidInput: if the table lacks a column, or has no rows.
     """
     figure, places = _panels(table, labels, panel, (x, by))
-    looks = looks_of(table[by].unique(), labels)
+    looks = looks_of(table[by].unique().tolist(), labels)
     ends = _ends(table[x])
     for (row, col), (_, own) in zip(places, _groups(table, panel), strict=True):
         for name, part in own.groupby(by, sort=False):
@@ -99,7 +100,7 @@ def tidy_bars(
         InvalidInput: if the table lacks a column, or has no rows.
     """
     figure, places = _panels(table, labels, panel, (x, by))
-    looks = looks_of(table[by].unique(), labels)
+    looks = looks_of(table[by].unique().tolist(), labels)
     groups = [str(value) for value in table[x].unique()]
     n = len(looks)
     for (row, col), (_, own) in zip(places, _groups(table, panel), strict=True):

@@ -1,0 +1,79 @@
+"""L2: one place or many: hidden-state, function and learned vectors at six places.
+
+    python figures/l02_flexibility.py [--quick]
+
+The flexibility table of *Task Vectors, Learned Not Extracted*.
+"""
+
+from common import Cell, Figure, Setup, main, pooled
+from vectors import accuracy
+
+import mechtv
+
+QUICK = {
+    "hidden_state": {"n": 8},
+    "function_vector": {"n": 6, "n_shuffled": 3, "shots": 3},
+    "learned": {"epochs": 2, "batch_size": 32, "n_train": 48, "n_validation": 16},
+}
+FULL = {"learned": {"batch_size": 32, "n_train": 300, "n_validation": 80}}
+
+
+def placed(setup: Setup, task, seed: int):
+    splits = task.splits(seed)
+    options = {name: dict(own) for name, own in (QUICK if setup.quick else FULL).items()}
+    for size, there in (("n_train", splits.train), ("n_validation", splits.validation)):
+        options["learned"][size] = min(options["learned"][size], len(there))
+    return mechtv.flexibility(
+        setup.model,
+        task,
+        shots=3 if setup.quick else 8,
+        n=setup.size(task, seed),
+        options=options,
+        folder=str(setup.out / "cells"),
+        seed=seed,
+    )
+
+
+def compute(setup: Setup):
+    return setup.table(
+        [
+            Cell(compute=placed, task=setup.task(name).with_template("qa"), settings={"seed": seed})
+            for name in setup.tasks
+            for seed in setup.seeds
+        ]
+    )
+
+
+def draw(table):
+    own = accuracy(table).copy()
+    own.loc[own["method"].isin(("zero-shot", "in-context")), "place"] = "no vector"
+    own = pooled(own, ["task", "place", "method"])
+    labels = mechtv.plots.Labels(
+        title="Accuracy by the place of the vector",
+        y="Accuracy",
+        lines=("Bars: 95 % intervals. In the k-shot prompt the vector acts behind demonstrations",),
+    )
+    return mechtv.plots.tidy_bars(own, labels, x="place", by="method", panel="task", share=True)
+
+
+def said(table):
+    best = accuracy(table).groupby(["task", "method"], sort=False)["value"].max().unstack()
+    for task, row in best.iterrows():
+        words = ", ".join(f"{name} {value:.2f}" for name, value in row.dropna().items())
+        yield f"{task}: best place of each: {words}."
+
+
+FIGURE = Figure(
+    name="l02_flexibility",
+    claim="Learned vectors work at other positions, at several places and in k-shot prompts, where "
+    "extracted ones do not.",
+    tasks=("present-past", "singular-plural"),
+    quick_tasks=("present-past",),
+    compute=compute,
+    draw=draw,
+    said=said,
+    quick_n=16,
+)
+
+if __name__ == "__main__":
+    main(FIGURE)

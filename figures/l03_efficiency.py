@@ -1,0 +1,84 @@
+"""L3: what each way costs: vectors beside soft prompts, prefixes and LoRA, and demonstrations.
+
+    pip install "mechtv[peft]"
+    python figures/l03_efficiency.py [--quick]
+
+The efficiency table of *Task Vectors, Learned Not Extracted*: all are trained on the same examples
+with the same objective, and timed on prompts that are run in full. Run it on a machine that does
+nothing else; its seconds differ from run to run.
+"""
+
+from common import Cell, Figure, Setup, main
+
+import mechtv
+
+
+def costs(setup: Setup, task, seed: int):
+    size = setup.size(task, seed)
+    middle, (early, _, late) = setup.model.cfg.n_layers // 2, setup.depths
+    vectors = {
+        "learned, one layer": setup.learned(task, middle, seed),
+        "learned, three layers": setup.learned(task, [early, middle, late], seed),
+    }
+    training = setup.fitting(task, seed)
+    baselines = [
+        mechtv.train_baseline(setup.model, task, kind, n=size, seed=seed, **training)
+        for kind in ("prompt", "prefix", "lora")
+    ]
+    return mechtv.efficiency(
+        setup.model, task, vectors, baselines=baselines, shots=8, n=size, seed=seed
+    ).table()
+
+
+def compute(setup: Setup):
+    return setup.table(
+        [
+            Cell(compute=costs, task=setup.task(name), settings={"seed": seed})
+            for name in setup.tasks
+            for seed in setup.seeds
+        ]
+    )
+
+
+def draw(table):
+    columns = {
+        "accuracy": "Accuracy",
+        "relative_seconds": "Seconds per query, plain = 1",
+        "parameters": "Parameters",
+    }
+    long = table.melt(["task", "setting", "n"], list(columns), var_name="what", value_name="value")
+    ends = table.melt(["task", "setting"], ["low", "high"], var_name="end", value_name="at")
+    ends = ends.pivot_table(index=["task", "setting"], columns="end", values="at").reset_index()
+    long = long.merge(ends.assign(what="accuracy"), how="left")
+    labels = mechtv.plots.Labels(
+        title="Accuracy, time and size of each way to do a task",
+        lines=("Bars: 95 % intervals of accuracies",),
+        names=columns,
+    )
+    figure = mechtv.plots.tidy_bars(long, labels, x="task", by="setting", panel="what")
+    return figure.update_yaxes(matches=None, showticklabels=True)
+
+
+def said(table):
+    for task, own in table.groupby("task", sort=False):
+        rows = own.set_index("setting")
+        words = (
+            f"{name} {row['accuracy']:.2f} ({row['relative_seconds']:.1f}x)"
+            for name, row in rows.iterrows()
+        )
+        yield f"{task}: accuracy (seconds per query, plain = 1): {', '.join(words)}."
+
+
+FIGURE = Figure(
+    name="l03_efficiency",
+    claim="A learned vector reaches the accuracy of prefix tuning and LoRA with far fewer "
+    "parameters, at the cost of a zero-shot query.",
+    tasks=("present-past", "sentiment", "country-capital"),
+    quick_tasks=("present-past",),
+    compute=compute,
+    draw=draw,
+    said=said,
+)
+
+if __name__ == "__main__":
+    main(FIGURE)

@@ -1,0 +1,53 @@
+"""L5: accuracy when the key heads of a learned vector are ablated, beside random heads.
+
+    python figures/l05_key_head_ablation.py [--quick]
+
+A figure of *Task Vectors, Learned Not Extracted*.
+"""
+
+from common import Figure, Setup, main, pooled
+from vectors import TASKS, accuracy, cells, key_heads
+
+import mechtv
+
+
+def compute(setup: Setup):
+    return setup.table(cells(setup, key_heads, setup.depths)).query("kind == 'ablation'")
+
+
+def draw(table):
+    own = pooled(accuracy(table), ["task", "layer", "condition"])
+    labels = mechtv.plots.Labels(
+        title="Accuracy without the key heads",
+        x="Layer at whose input θ is added",
+        y="Accuracy",
+        lines=(
+            "Key heads: a tenth of the heads behind θ, by saliency, replaced by their means",
+            "Bars: 95 % intervals; for random heads over the sets",
+        ),
+        names={"intact": "No head ablated", "given heads": "Key heads", "random heads": "Random"},
+    )
+    return mechtv.plots.tidy_bars(own, labels, x="layer", by="condition", panel="task", share=True)
+
+
+def said(table):
+    own = accuracy(table)
+    p = own.dropna(subset="p_value")["p_value"]
+    yield f"Key heads matter more than every random set in {int((p <= p.min()).sum())} of {len(p)}."
+    mean = own.groupby("condition")["value"].mean()
+    yield ", ".join(f"{name} {value:.2f}" for name, value in mean.items()) + " on average."
+
+
+FIGURE = Figure(
+    name="l05_key_head_ablation",
+    claim="Without its key heads a learned vector loses a third of its accuracy; without random "
+    "heads it loses little.",
+    tasks=TASKS,
+    quick_tasks=("present-past",),
+    compute=compute,
+    draw=draw,
+    said=said,
+)
+
+if __name__ == "__main__":
+    main(FIGURE)

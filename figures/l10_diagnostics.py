@@ -1,0 +1,69 @@
+"""L10: what the residual stream says of the answer, block by block, under several vectors.
+
+    python figures/l10_diagnostics.py [--quick]
+
+A figure of *Task Vectors, Learned Not Extracted*.
+"""
+
+from common import Cell, Figure, Setup, main, pooled
+
+import mechtv
+
+SCORES = {
+    "log-probability": "Log-probability (nats)",
+    "logit difference": "Logit difference",
+    "task alignment": "Task alignment",
+}
+
+
+def diagnosed(setup: Setup, task, seed: int):
+    vectors = [setup.learned(task, layer, seed) for layer in setup.depths]
+    return mechtv.diagnostics(
+        setup.model, task, vectors, n=setup.size(task, seed), progress=False
+    ).table()
+
+
+def compute(setup: Setup):
+    return setup.table(
+        [
+            Cell(compute=diagnosed, task=setup.task(name), settings={"seed": seed})
+            for name in setup.tasks
+            for seed in setup.seeds
+        ]
+    )
+
+
+def draw(table):
+    chosen = [score for score in SCORES if score in set(table["score"])]
+    own = table[table["score"].isin(chosen)].copy()
+    own["run"] = own["layer"].map(
+        lambda layer: "plain" if layer != layer else f"θ at layer {layer:.0f}"
+    )
+    own["panel"] = own["task"] + ": " + own["score"].map(SCORES)
+    own = pooled(own, ["panel", "depth", "run"])
+    labels = mechtv.plots.Labels(
+        title="The answer in the residual stream, block by block",
+        x="Blocks passed",
+        y="Logit lens at the last token",
+        lines=("Bars: 95 % intervals",),
+        names={"plain": "No vector"},
+    )
+    figure = mechtv.plots.tidy_lines(own, labels, x="depth", by="run", panel="panel")
+    return figure.update_yaxes(matches=None, showticklabels=True)
+
+
+def named(layer) -> str:
+    return "plain" if layer != layer or layer is None else f"θ at layer {layer:.0f}"
+
+
+FIGURE = Figure(
+    name="l10_diagnostics",
+    claim="Under a vector the answer rises in the blocks right behind it, wherever it is added.",
+    tasks=("present-past", "sentiment"),
+    quick_tasks=("present-past",),
+    compute=compute,
+    draw=draw,
+)
+
+if __name__ == "__main__":
+    main(FIGURE)
