@@ -35,7 +35,11 @@ SHIFTS = {"xshift", "yshift", "standoff"}
 
 
 def for_print(
-    figure: go.Figure, *, width_mm: float, height_mm: float | None = None, title: bool = True
+    figure: go.Figure,
+    *,
+    width_mm: int | float,
+    height_mm: int | float | None = None,
+    title: bool = True,
 ) -> go.Figure:
     """A copy of any figure of `mechtv.plots` for a paper, to be saved as it is.
 
@@ -62,7 +66,7 @@ def for_print(
     for part in (*copy.data, copy.layout):
         part.update(_smaller(part.to_plotly_json()), overwrite=True)
     _thin(copy)
-    width = round(width_mm * MM)
+    width = float(round(width_mm * MM))
     inner = width - sides(copy)
     below_axes, between = _break_lines(copy, inner, panels)
     panels += LINE * between
@@ -148,7 +152,7 @@ def _break_lines(figure: go.Figure, inner: float, panels: float) -> tuple[int, f
             note.text = _broken(note.text, panels if note.textangle else inner)
     rows = sorted({axis.domain for axis in _axes(figure, "yaxis") if axis.domain})
     gaps = [high[0] - low[1] for low, high in pairwise(rows)]
-    return below, (below + titles) / min(gaps) if gaps and columns > 1 else 0
+    return below, (below + titles) / min(gaps) if gaps and columns > 1 else 0.0
 
 
 def _broken(text: str | None, room: float) -> str | None:

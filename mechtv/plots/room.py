@@ -51,7 +51,8 @@ def legend_rows(names: Sequence[str], width: int | float, *, size: float = 1.0) 
     return rows
 
 
-def sides(figure: go.Figure) -> int:
+def sides(figure: go.Figure) -> float:
     """Pixels left and right of the panels; a legend is no wider than these."""
     margin, usual = figure.layout.margin, figure.layout.template.layout.margin
-    return sum(usual[side] if margin[side] is None else margin[side] for side in ("l", "r"))
+    left, right = (usual[s] if margin[s] is None else margin[s] for s in ("l", "r"))
+    return float(left + right)

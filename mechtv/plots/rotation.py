@@ -50,8 +50,8 @@ def rotation_by_layer(result: RotationStretch) -> go.Figure:
     figure = titled(
         "How the model turns and stretches a vector",
         f"{_about(turns)} · polar decomposition W = QΣ",
-        f"Bands and thin lines: n = {_n_null(turns)} random vectors of the same norm, mean and "
-        f"central 95 %{_open(turns)}",
+        f"Bands and lines: n = {_n_null(turns)} random vectors of θ's norm, mean and central 95 %"
+        f"{_open(turns)}",
         height=height,
     )
     figure.set_subplots(

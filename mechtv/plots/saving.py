@@ -1,10 +1,13 @@
 """A figure as a file: a page of its own, or a picture."""
 
+import json
 import re
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
+from plotly.io import to_html
 
 from mechtv.errors import InvalidInput
 from mechtv.files import write_whole
@@ -56,7 +59,14 @@ def save(figure: go.Figure, path: str | Path, *, width: int | None = None) -> Pa
 
 
 def _page(figure: go.Figure) -> str:
-    drawn = figure.to_html(full_html=False, include_plotlyjs=True, div_id="figure", config=CONFIG)
+    drawn = to_html(
+        _ordered(figure),
+        full_html=False,
+        include_plotlyjs=True,
+        div_id="figure",
+        config=CONFIG,
+        validate=False,
+    )
     title = re.sub("<[^>]*>", "", figure.layout.title.text or "")
     template = figure.layout.template.layout
     paper = figure.layout.paper_bgcolor or template.paper_bgcolor or "white"
@@ -72,7 +82,7 @@ def _picture(figure: go.Figure, ending: str, width: int) -> bytes:
             f"To save a figure as {ending}, kaleido is needed: pip install 'mechtv[static]'; "
             ".html needs nothing more."
         ) from error
-    content = figure.to_dict()
+    content = _ordered(figure)
     for place, trace in enumerate(content["data"]):
         trace["uid"] = str(place)  # else drawn at random, and written into the picture
     options = {"format": ending[1:], "width": width, "scale": PICTURES[ending]}
@@ -85,6 +95,12 @@ def _picture(figure: go.Figure, ending: str, width: int) -> bytes:
             "started; install one, or let BROWSER_PATH be the path of its program."
         ) from error
     return _without_chance(picture) if ending == ".svg" else picture
+
+
+def _ordered(figure: go.Figure) -> dict[str, Any]:
+    """The figure with its options in order: copying it changes their order in the original too."""
+    ordered: dict[str, Any] = json.loads(json.dumps(json.loads(figure.to_json()), sort_keys=True))
+    return ordered
 
 
 def _without_chance(svg: bytes) -> bytes:

@@ -17,6 +17,7 @@ from mechtv.plots.style import (
     look_of,
     plain,
     titled,
+    wrapped,
 )
 
 
@@ -93,3 +94,22 @@ def test_an_interval_is_claimed_only_where_there_is_one() -> None:
     one = Estimate(value=0.5, low=math.nan, high=math.nan, n=1)
     assert basis_text(known) == "95 % interval, n = 20"
     assert basis_text(one) == "n = 1"
+
+
+@pytest.mark.parametrize("widest", [10, 20, 40, 80])
+def test_broken_lines_hold_every_word_and_none_is_too_long(widest: int) -> None:
+    text = "one task · a model · n = 20 test queries; 95 % intervals of what was measured"
+    lines = wrapped(text, widest)
+    assert max(map(len, lines)) <= max(widest, len("n = 20"))
+    assert " ".join(lines).replace(" ·", "") == text.replace(" ·", "")
+    assert all(part in "|".join(lines) for part in ("n = 20", "95 %")), "numbers and units stay"
+
+
+def test_lines_are_broken_behind_a_part_where_one_ends() -> None:
+    assert wrapped("one task · a model; and all the rest", 20) == [
+        "one task · a model;",
+        "and all the rest",
+    ]
+    assert wrapped("one task · a long model · n", 16) == ["one task", "a long model · n"]
+    assert wrapped("a<br>b", 20) == ["a", "b"]
+    assert wrapped("unbreakable", 4) == ["unbreakable"]
