@@ -17,7 +17,7 @@ from mechtv.study.correlation import rows_with
 from mechtv.study.scoring import REFERENCES
 
 GROUPS = 6  # groups of bars side by side
-WIDEST = 14  # characters of a tick's line
+WIDEST = 12  # characters of a tick's line
 
 
 def methods_table_bars(comparison: MethodComparison, score: str = FULL) -> go.Figure:
