@@ -54,9 +54,7 @@ def key_heads(setup: Setup, task, layer: int, seed: int) -> pd.DataFrame:
     )
     heads = ranking.top(0.1)
     options = {"n": setup.size(task, seed), "progress": False}
-    ablated = mechtv.ablate_heads(
-        setup.model, task, theta, heads, n_random=5 if setup.quick else 20, **options
-    )
+    ablated = mechtv.ablate_heads(setup.model, task, theta, heads, **options)
     looked_at = mechtv.attention_of_heads(setup.model, task, theta, heads, **options)
     tables = {
         "histogram": ranking.histogram(0.1).rename(columns={"layer": "block"}),

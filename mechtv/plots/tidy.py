@@ -270,7 +270,7 @@ def _bar(points: go.Scatter, look: Look, width: float) -> go.Bar:
         x=points.x,
         y=points.y,
         width=width,
-        error_y=points.error_y,
+        error_y=points.error_y.to_plotly_json(),
         marker={"color": look.color, "pattern": pattern},
         hovertext=points.hovertext,
         hovertemplate=points.hovertemplate,
