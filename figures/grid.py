@@ -21,7 +21,7 @@ QUICK = {
     "hidden_state": {"n": 16},
     "function_vector": {"n": 8, "n_shuffled": 4},
     "state_vector": {"n": 16},
-    "i2cl": {"n": 10, "epochs": 5},
+    "i2cl": {"epochs": 3},
     "linear": {"n": 32, "shots": 8},
     "learned": {"epochs": 3, "batch_size": 32, "n_train": 64, "n_validation": 24},
     "learned-dntp": {"epochs": 3, "batch_size": 32, "n_train": 32, "n_validation": 16},

@@ -6,13 +6,13 @@ A figure of *Task Vectors, Learned Not Extracted*.
 """
 
 from common import Figure, Setup, main
-from vectors import TASKS, cells, key_heads
+from vectors import TASKS, cells, key_heads, of_kind
 
 import mechtv
 
 
 def compute(setup: Setup):
-    return setup.table(cells(setup, key_heads, setup.depths)).query("kind == 'histogram'")
+    return of_kind(setup.table(cells(setup, key_heads, setup.depths)), "histogram")
 
 
 def draw(table):

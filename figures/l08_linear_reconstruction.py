@@ -7,7 +7,7 @@ perturbations alone.
 """
 
 from common import Figure, Setup, main, pooled
-from vectors import TASKS, accuracy, cells, propagated
+from vectors import TASKS, accuracy, cells, of_kind, propagated
 
 import mechtv
 
@@ -20,7 +20,7 @@ NAMES = {
 
 
 def compute(setup: Setup):
-    return setup.table(cells(setup, propagated, setup.depths)).query("kind == 'propagation'")
+    return of_kind(setup.table(cells(setup, propagated, setup.depths)), "propagation")
 
 
 def draw(table):

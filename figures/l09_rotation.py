@@ -7,7 +7,7 @@ A figure of *Task Vectors, Learned Not Extracted*; with the maps of L8.
 
 import pandas as pd
 from common import Figure, Setup, main, pooled
-from vectors import TASKS, cells, propagated
+from vectors import TASKS, cells, of_kind, propagated
 
 import mechtv
 
@@ -16,7 +16,7 @@ COSINE = "cos(θ, Qθ)"
 
 def compute(setup: Setup):
     table = setup.table(cells(setup, propagated, setup.depths))
-    return table[table["kind"].isin(("rotation", "alignment", "tokens"))].dropna(axis=1, how="all")
+    return of_kind(table, "rotation", "alignment", "tokens")
 
 
 def draw(table):

@@ -12,7 +12,7 @@ import mechtv
 SCORES = {
     "log-probability": "Log-probability (nats)",
     "logit difference": "Logit difference",
-    "task alignment": "Task alignment",
+    "alignment of the change": "Alignment of the change",
 }
 
 

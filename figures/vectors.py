@@ -21,6 +21,11 @@ def cells(setup: Setup, compute, layers) -> list[Cell]:
     ]
 
 
+def of_kind(table: pd.DataFrame, *kinds: str) -> pd.DataFrame:
+    """The rows of one analysis of several that a cell holds, and their columns."""
+    return table[table["kind"].isin(kinds)].dropna(axis=1, how="all")
+
+
 def accuracy(table: pd.DataFrame, score: str = "score") -> pd.DataFrame:
     """The rows of each task's accuracy: label-restricted where it has labels."""
     labelled = table.loc[table[score] == LABELS, "task"].unique()
@@ -73,7 +78,8 @@ def propagated(setup: Setup, task, layer: int, seed: int) -> pd.DataFrame:
     )
     turned = mechtv.rotation_stretch(found, n_null=20 if setup.quick else 100)
     (turn,) = turned.turns
-    at_home = {"θ": turn.theta, "Qθ": turn.rotation @ turn.theta, "Wθ": found.matrix @ turn.theta}
+    own = turn.theta.double()
+    at_home = {"θ": own, "Qθ": turn.rotation @ own, "Wθ": found.matrix @ own}
     aligned = mechtv.task_alignment(setup.model, task, at_home, seed=seed)
     tokens = pd.DataFrame(
         {"vector": name, "tokens": " ".join(map(repr, top_tokens(setup.model, vector)))}

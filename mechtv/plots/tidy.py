@@ -19,7 +19,7 @@ from mechtv.plots.reference import reference_traces
 from mechtv.plots.room import finished
 from mechtv.plots.style import INK, LOOKS, Look, error_bars, estimate_text, hover, plain, titled
 
-COLUMNS = 3
+COLUMNS, MOST_TICKS = 3, 8
 CYCLE = [look for name, look in LOOKS.items() if name != "linear"]  # yellow is for lines alone
 
 
@@ -74,8 +74,7 @@ def tidy_lines(
         for name, part in own.groupby(by, sort=False):
             for trace in _line(str(name), looks[str(name)], part, x, ends, labels.unit):
                 figure.add_trace(trace, row=row, col=col)
-    if pd.api.types.is_numeric_dtype(table[x]):
-        figure.update_xaxes(range=ends)
+    figure.update_xaxes(_x_axis(table[x], ends))
     figure.update_yaxes(_y_axis(table, log=log, share=share))
     return finished(figure)
 
@@ -295,6 +294,15 @@ def _ends(x: pd.Series) -> tuple[float, float]:
     low, high = float(x.min()), float(x.max())
     edge = max(0.5, (high - low) / 25)
     return low - edge, high + edge
+
+
+def _x_axis(x: pd.Series, ends: tuple[float, float]) -> dict[str, Any]:
+    """Names in their order; of numbers, those that there are, if they are few."""
+    if not pd.api.types.is_numeric_dtype(x):
+        return {"type": "category"}
+    values = sorted(x.dropna().unique().tolist())
+    apart = min(np.diff(values), default=1) > (ends[1] - ends[0]) / MOST_TICKS / 2
+    return {"range": ends, "tickvals": values if len(values) <= MOST_TICKS and apart else None}
 
 
 def _y_axis(table: pd.DataFrame, *, log: bool, share: bool) -> dict[str, Any]:

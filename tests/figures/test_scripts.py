@@ -1,0 +1,122 @@
+"""Every figure script runs from nothing to its files, on a tiny model, and goes on where it was."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from builders import tiny_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import mechtv
+
+SCRIPTS = Path(__file__).parents[2] / "figures"
+NAMES = sorted(script.stem for script in SCRIPTS.glob("[dl][0-9]*_*.py"))
+ENDINGS = ("csv", "html", "json")
+# The tiny tokenizer needs hundreds of tokens for a text, and gives A and B one first token.
+TASKS = {
+    "d1": "present-past,capitalize",
+    "d2": "present-past,capitalize",
+    "d3": "present-past,capitalize",
+    "l13": "delayed-reward-open",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("figures")
+    for seed, name in enumerate(("tiny", "other")):
+        save_model(place / name, seed)
+    return place
+
+
+def save_model(folder: Path, seed: int) -> None:
+    """Random weights; heads enough for sets of random ones, positions enough for texts."""
+    torch.manual_seed(seed)
+    words = tiny_tokenizer(True)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=2048,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+
+
+@pytest.fixture
+def script(monkeypatch, place):
+    """Imports a script; pictures need a browser, and are not drawn."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    save = mechtv.plots.save
+    monkeypatch.setattr(
+        mechtv.plots, "save", lambda figure, path: path.suffix == ".html" and save(figure, path)
+    )
+    yield import_module
+    for module in [m for m in sys.modules.values() if str(SCRIPTS) in str(vars(m).get("__file__"))]:
+        del sys.modules[module.__name__]
+
+
+def setup_of(script, figure, place):
+    return script("common").setup_of(
+        figure,
+        str(place / "tiny"),
+        TASKS.get(figure.name.partition("_")[0], ""),
+        quick=True,
+        n=4,
+        data=None,
+        out=place / "out",
+    )
+
+
+def test_there_is_one_script_for_each_figure_and_table_of_both_papers():
+    numbers = {name.partition("_")[0] for name in NAMES}
+    assert numbers == {f"l{n:02}" for n in range(1, 14)} | {f"d{n}" for n in range(1, 9)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("unchecked")
+def test_a_script_leaves_its_table_its_page_and_where_they_come_from(
+    script, place, name, monkeypatch
+):
+    module = script(name)
+    if name.startswith("d7"):
+        monkeypatch.setattr(module, "OTHER", str(place / "other"))
+    if name.startswith("d5"):
+        monkeypatch.setattr(module, "SHOTS", 2)
+    common = script("common")
+    table = common.run(module.FIGURE, setup_of(script, module.FIGURE, place))
+    files = {ending: place / "out" / f"{name}.{ending}" for ending in ENDINGS}
+    assert len(pd.read_csv(files["csv"])) == len(table) > 0
+    origin = json.loads(files["json"].read_text())
+    assert origin["claim"] == module.FIGURE.claim
+    assert origin["settings"]["quick"]
+    assert str(place) not in origin["command"]
+    assert "at most 4 test queries a task" in files["html"].read_text()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_second_run_computes_nothing_and_gives_the_same_bytes(script, place, monkeypatch):
+    module, common = script("l04_reconstruction"), script("common")
+    setup = setup_of(script, module.FIGURE, place)
+    common.run(module.FIGURE, setup)
+    before = (place / "out" / "l04_reconstruction.csv").read_bytes()
+    monkeypatch.setattr(mechtv, "learn", None)
+    monkeypatch.setattr(mechtv, "reconstruct_ov", None)
+    common.run(module.FIGURE, setup)
+    assert (place / "out" / "l04_reconstruction.csv").read_bytes() == before
+
+
+def test_several_seeds_are_pooled_by_their_means(script):
+    pooled = script("common").pooled
+    table = pd.DataFrame(
+        {"task": "a", "seed": [0, 1], "value": [0.2, 0.6], "low": [0.1, 0.4], "high": 1.0, "n": 5}
+    )
+    (row,) = pooled(table, ["task"]).to_dict("records")
+    assert row == pytest.approx({"task": "a", "value": 0.4, "low": 0.25, "high": 1.0, "n": 10})
