@@ -20,6 +20,7 @@ from mechtv.plots.room import finished
 from mechtv.plots.style import INK, LOOKS, Look, error_bars, estimate_text, hover, plain, titled
 
 COLUMNS, MOST_TICKS = 3, 8
+LEAST_HEIGHT = 180  # pixels of a heat map
 CYCLE = [look for name, look in LOOKS.items() if name != "linear"]  # yellow is for lines alone
 
 
@@ -150,7 +151,7 @@ def tidy_heat(
         (r[y], r[x]): _hover(f"{labels.of(r[y])} → {labels.of(r[x])}", r, labels.unit)
         for r in table.to_dict("records")
     }
-    figure = titled(labels.title, *labels.lines, height=190 + 46 * len(rows))
+    figure = titled(labels.title, *labels.lines, height=max(LEAST_HEIGHT, 46 * len(rows)))
     figure.add_trace(
         go.Heatmap(
             z=wide.to_numpy(),
@@ -169,7 +170,7 @@ def tidy_heat(
     )
     figure.update_xaxes(title_text=labels.x, showgrid=False, ticks="", tickangle=0)
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", automargin=True)
-    return figure
+    return finished(figure)
 
 
 def looks_of(names: Sequence[Any], labels: Labels) -> dict[str, Look]:

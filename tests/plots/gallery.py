@@ -13,6 +13,7 @@ from plots import test_methods as methods
 from plots import test_propagation as fits
 from plots import test_readers as readers
 from plots import test_reconstruction as circuits
+from plots import test_tidy as tidy
 from plots.fake import fake_overview
 
 from mechtv import plots
@@ -50,6 +51,9 @@ BUILDERS: dict[str, Callable[[], go.Figure]] = {
     "reconstruction": lambda: plots.reconstruction(circuits.by_layer()),
     "rotation_by_layer": lambda: plots.rotation_by_layer(fits.turned()),
     "singular_spectrum": lambda: plots.singular_spectrum(fits.turned()),
+    "tidy_bars": lambda: tidy.bars(),
+    "tidy_heat": lambda: tidy.heat(),
+    "tidy_lines": lambda: tidy.lines(),
     "training_curves": lambda: plots.training_curves(fake_overview()),
 }
 

@@ -1,0 +1,142 @@
+"""Lines, bars and heat maps show a tidy table's numbers, each at its place."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mechtv.errors import InvalidInput
+from mechtv.plots import Labels, tidy_bars, tidy_heat, tidy_lines
+from mechtv.plots.style import LOOKS
+from mechtv.plots.tidy import looks_of
+
+LABELS = Labels(
+    title="Accuracy",
+    x="Layer",
+    y="Accuracy",
+    lines=("made up",),
+    names={"given heads": "Key heads"},
+)
+
+
+def table() -> pd.DataFrame:
+    """Two tasks, two series at two layers, and one without a layer."""
+    rows = [
+        {"task": task, "series": series, "layer": layer, "value": value, "n": 20}
+        for task in ("plural", "past")
+        for series, layer, value in (
+            ("learned", 8.0, 0.5),
+            ("learned", 4.0, 0.25),
+            ("given heads", 4.0, 0.125),
+            ("given heads", 8.0, 0.75),
+            ("zero-shot", np.nan, 0.1),
+        )
+    ]
+    return pd.DataFrame(rows).assign(
+        low=lambda t: t["value"] - 0.1, high=lambda t: t["value"] + 0.2
+    )
+
+
+def lines(**options):
+    return tidy_lines(table(), LABELS, x="layer", by="series", panel="task", **options)
+
+
+def bars(**options):
+    own = table().dropna()
+    return tidy_bars(own, LABELS, x="layer", by="series", panel="task", **options)
+
+
+def heat(**options):
+    own = table()[lambda t: t["task"] == "past"].dropna()
+    return tidy_heat(own, LABELS, x="layer", y="series", **options)
+
+
+def test_a_line_runs_through_its_values_in_rising_order():
+    figure = lines()
+    (one, other) = (trace for trace in figure.data if trace.legendgroup == "learned")
+    assert (list(one.x), list(one.y)) == ([4.0, 8.0], [0.25, 0.5])
+    assert list(one.error_y.array) == pytest.approx([0.2, 0.2])
+    assert list(one.error_y.arrayminus) == pytest.approx([0.1, 0.1])
+    assert one.xaxis != other.xaxis
+    assert [trace.showlegend for trace in (one, other)] == [True, False]
+
+
+def test_what_has_no_place_is_a_horizontal_line():
+    across = [t for t in lines().data if t.legendgroup == "zero-shot" and t.mode == "lines"]
+    assert len(across) == 2
+    assert all(set(trace.y) == {0.1} for trace in across)
+    assert across[0].x[0] < 4 < 8 < across[0].x[-1]
+
+
+def test_names_and_hovers_say_what_a_point_is():
+    (trace, _) = (t for t in lines().data if t.legendgroup == "given heads")
+    assert trace.name == "Key heads"
+    assert trace.hovertext[1].startswith("<b>Key heads, layer 8.0</b><br>0.75 [0.65, 0.95]<br>")
+    assert trace.hovertext[1].endswith("95 % interval, n = 20")
+    without = table().drop(columns=["low", "high", "n"])
+    figure = tidy_lines(without, LABELS, x="layer", by="series", panel="task")
+    (trace, _) = (t for t in figure.data if t.legendgroup == "given heads")
+    assert trace.hovertext[0] == "<b>Key heads, layer 4.0</b><br>0.125"
+
+
+def test_bars_of_a_group_stand_side_by_side():
+    figure = bars()
+    learned, heads = figure.data[:2]
+    assert list(learned.y) == [0.5, 0.25]
+    assert list(heads.y) == [0.125, 0.75]
+    assert list(learned.x) == pytest.approx([-0.2, 0.8])  # the groups in the table's order
+    assert list(heads.x) == pytest.approx([1.2, 0.2])
+    assert learned.width == pytest.approx(0.4)
+    assert list(figure.layout.xaxis.ticktext) == ["8.0", "4.0"]
+
+
+def test_a_logarithmic_axis_has_points_in_the_place_of_bars():
+    figure = bars(log=True)
+    assert {trace.type for trace in figure.data} == {"scatter"}
+    assert figure.layout.yaxis.type == "log"
+
+
+def test_numbers_as_names_keep_their_order():
+    own = table().dropna().assign(layer=lambda t: t["layer"].map("{:g}".format))
+    figure = tidy_lines(own, LABELS, x="layer", by="series", panel="task")
+    assert figure.layout.xaxis.type == "category"
+
+
+def test_shares_run_from_0_to_1():
+    assert list(lines(share=True).layout.yaxis.range) == [-0.03, 1.03]
+
+
+def test_a_heat_map_has_each_pair_at_its_place():
+    figure = heat()
+    (trace,) = figure.data
+    assert list(trace.x) == ["8.0", "4.0"]
+    assert list(trace.y) == ["learned", "Key heads"]
+    assert np.array(trace.z).tolist() == [[0.5, 0.25], [0.75, 0.125]]
+    assert list(trace.text[1]) == ["0.75", "0.12"]
+    assert trace.customdata[1][0].startswith("<b>Key heads → 8.0</b><br>0.75 [0.65, 0.95]")
+    assert heat(middle=0.0).data[0].zmid == 0
+
+
+def test_a_method_has_its_own_look_and_others_the_ones_that_are_left():
+    looks = looks_of(["first", "learned", "second"], LABELS)
+    assert looks["learned"].color == LOOKS["learned"].color
+    assert len({look.color for look in looks.values()}) == 3
+    assert len(looks_of([str(number) for number in range(20)], LABELS)) == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t.drop(columns="value"), "has no column 'value'; it has task, series"),
+        (lambda t: t.drop(columns="layer"), "has no column 'layer'"),
+        (lambda t: t.iloc[:0], "has no rows"),
+    ],
+)
+@pytest.mark.parametrize("draw", [tidy_lines, tidy_bars])
+def test_a_table_without_what_is_drawn_is_one_sentence(change, sentence, draw):
+    with pytest.raises(InvalidInput, match=sentence):
+        draw(change(table()), LABELS, x="layer", by="series")
+
+
+def test_a_pair_that_stands_twice_is_one_sentence():
+    with pytest.raises(InvalidInput, match="a pair of layer and series twice"):
+        tidy_heat(table(), LABELS, x="layer", y="series")
