@@ -35,6 +35,7 @@ from mechtv.study import Study, StudyResults
 from mechtv.study.groups import CELLS, Group, close, compute, grouped, opened
 from mechtv.study.results import SECONDS
 
+COMMAND = "from mechtv.cli import main; main()"
 TASKS = ("present-past", "singular-plural", "country-capital", "antonym", "capitalize")
 METHODS = (
     "zero-shot",
@@ -209,7 +210,7 @@ def _tiny_model(folder: Path) -> Path:
 def _started(study: Study, folder: Path, *words: str) -> subprocess.Popen[bytes]:
     file = folder.with_suffix(".toml")
     write_whole(file, _toml(study).encode())
-    command = [sys.executable, "-m", "mechtv", "study", "run", str(file), "--out", str(folder)]
+    command = [sys.executable, "-c", COMMAND, "study", "run", str(file), "--out", str(folder)]
     with folder.with_suffix(".log").open("ab") as log:
         return subprocess.Popen([*command, *words], stdout=log, stderr=log)
 
