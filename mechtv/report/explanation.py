@@ -11,15 +11,15 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from mechtv import plots
 from mechtv.files import write_whole
 from mechtv.plots.style import fixed, look_of
+from mechtv.report.drawing import drawn, scripts
 from mechtv.report.findings import finding
 from mechtv.report.markup import NOTHING, Html, facts, key_figure, table, text
 from mechtv.report.origin import DTYPE, duration, template_words
-from mechtv.report.page import drawn, style, template
+from mechtv.report.page import style, template
 from mechtv.study.explain import Explanation, Finding
 
 MOST_ROWS = 60
@@ -55,7 +55,7 @@ def explanation_html(explanation: Explanation) -> str:
         "style": style(),
         "title": text(f"Why a vector for {e.task.name} works"),
         "subtitle": text(_subtitle(e)),
-        "plotly": Html(get_plotlyjs()),
+        "scripts": scripts(),
         "answers": _answers(e),
         "key_figures": _key_figures(e),
         "sections": Html("\n".join(_section(found) for found in e.findings)),

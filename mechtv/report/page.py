@@ -7,15 +7,12 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
-
 from mechtv.files import write_whole
 from mechtv.overview import Overview
 from mechtv.plots import accuracy_by_layer, dntp_bars, training_curves
-from mechtv.plots.saving import CONFIG
 from mechtv.plots.style import label_of, look_of
 from mechtv.report import origin, tables, words
+from mechtv.report.drawing import drawn, scripts
 from mechtv.report.markup import Html, facts, key_figure, text
 
 KEY_SETTINGS = ("learned", "in-context", "hidden_state", "zero-shot")
@@ -37,7 +34,7 @@ def report_html(overview: Overview) -> str:
         "style": style(),
         "title": text(f"Task vectors for {overview.task.name}"),
         "subtitle": text(words.subtitle(overview)),
-        "plotly": Html(get_plotlyjs()),
+        "scripts": scripts(),
         "answer": text(words.answer(overview, comparisons)),
         "key_figures": _key_figures(overview),
         "accuracy_figure": drawn(accuracy_by_layer(overview), "figure-accuracy"),
@@ -69,11 +66,6 @@ def style() -> Html:
 
 def _read(name: str) -> str:
     return (files("mechtv.report") / name).read_text(encoding="utf-8")
-
-
-def drawn(figure: go.Figure, name: str) -> Html:
-    """The figure's element and the call that draws it, without the library."""
-    return Html(figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=CONFIG))
 
 
 def _key_figures(overview: Overview) -> Html:
