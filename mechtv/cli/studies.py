@@ -1,4 +1,4 @@
-"""The commands of `mechtv study`, one function each: a thin user of `mechtv.study`."""
+"""The commands about studies, one function each: a thin user of `mechtv.study`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,6 +105,21 @@ def export(
 
     results = StudyResults.load(folder)
     typer.echo(f"Saved {results.export(file, accept_older=accept_older)}")
+    _say(results)
+
+
+@app.command()
+def report(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    accept_older: AcceptOlder = False,
+) -> None:
+    """Write one page about a study: answer, figures, what holds, state, provenance."""
+    from mechtv.report import write_study
+    from mechtv.study import StudyResults
+
+    results = StudyResults.load(folder)
+    typer.echo(f"Open {write_study(results, out, accept_older=accept_older)}")
     _say(results)
 
 

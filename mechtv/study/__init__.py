@@ -1,5 +1,6 @@
 """Studies: many methods, layers and tasks, one vector in every way; what is done stays done."""
 
+from mechtv.study.claims import claims
 from mechtv.study.compare import MethodComparison, compare_methods
 from mechtv.study.correlation import dntp_accuracy_correlation
 from mechtv.study.estimate import Estimate, estimate
@@ -15,6 +16,7 @@ __all__ = [
     "MethodComparison",
     "Study",
     "StudyResults",
+    "claims",
     "compare_methods",
     "dntp_accuracy_correlation",
     "estimate",

@@ -65,7 +65,7 @@ class MethodComparison:
         chosen = []
         for (_, _), own in self.rows.groupby(["task", "method"], sort=False):
             layers = own.loc[own["split"] == "validation", "layer"].drop_duplicates()
-            best = max(layers, key=lambda layer: _rank(own, layer)) if len(layers) else None
+            best = max(layers, key=lambda layer: rank(own, layer)) if len(layers) else None
             test = own[own["split"] == "test"]
             chosen.append(test if best is None or pd.isna(best) else test[test["layer"] == best])
         table: pd.DataFrame = pd.concat(chosen, ignore_index=True)
@@ -174,7 +174,11 @@ class _Cells:
             yield rows, is_new
 
 
-def _rank(rows: pd.DataFrame, layer: Any) -> tuple[float, float]:
+def rank(rows: pd.DataFrame, layer: Any) -> tuple[float, float]:
+    """By what a task's and method's layers are ordered: accuracy and log-probability on validation.
+
+    Label-restricted accuracy for tasks with a closed label set, else full-vocabulary accuracy.
+    """
     own = rows[(rows["split"] == "validation") & (rows["layer"] == layer)].set_index("score")
     value = own["value"]
     return value[CHOOSES[CHOOSES[True] in own.index]], value["log-probability"]

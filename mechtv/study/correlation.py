@@ -80,7 +80,7 @@ def dntp_and_accuracy(
         raise InvalidInput(f"over={over!r} is unknown; use 'labels' or 'vocabulary'.")
     table = comparison.table()
     distance = rows_with(table, f"dNTP over {over}").rename(columns={"value": "dntp"})
-    accuracy = _choosing(table) if score is None else rows_with(table, score)
+    accuracy = choosing(table) if score is None else rows_with(table, score)
     accuracy = accuracy.rename(columns={"value": "accuracy"})
     columns = ["low", "high"]
     return distance[[*CELL, "dntp", *columns]].merge(
@@ -110,7 +110,7 @@ def rows_with(table: pd.DataFrame, score: str) -> pd.DataFrame:
     return rows
 
 
-def _choosing(table: pd.DataFrame) -> pd.DataFrame:
+def choosing(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the accuracy that decides for each task which layer is best."""
     tasks = table.groupby("task", sort=False)
     return pd.concat(
