@@ -114,7 +114,10 @@ def _answer(scores: ModelScores) -> Html:
     head += ["Lowest – highest seed"] if note else []
     head += ["Zero-shot", "In context", "Test queries"]
     chosen = table(
-        "Each task’s best vector, with its layer chosen on the validation split.", head, rows
+        "Each task’s best vector, with its layer chosen on the validation split.",
+        head,
+        rows,
+        kind="best",
     )
     return Html(
         f'<ul class="findings">\n{sentences}\n</ul>\n'
@@ -197,12 +200,12 @@ def _claims(scores: ModelScores) -> Html:
     ]
     head = ["Claim", "Verdict", "What decides", "n", "In words"]
     return Html(
-        table("Claims of the two papers that a grid can test.", head, rows)
+        table("Claims of the two papers that a grid can test.", head, rows, kind="claims")
         + '\n<p class="muted">The first four say that differences of accuracies, or of dNTP in '
         "nats, are all positive. Their intervals hold together at 95 % for each claim, and take "
-        "the two scores as unpaired, which is right or too wide. “Clearly” means that the interval does "
-        "not include 0. A claim holds only if all do so. Vectors of one task share test queries, "
-        "so the interval of the correlation may be too narrow.</p>"
+        "the two scores as unpaired, which is right or too wide. “Clearly” means that the interval "
+        "does not include 0. A claim holds only if all do so. Vectors of one task share test "
+        "queries, so the interval of the correlation may be too narrow.</p>"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.style import LOOKS, estimate_text, look_of
+from mechtv.plots.style import LOOKS, estimate_text
 from mechtv.report.cells import ModelScores
 from mechtv.study.averages import best_vectors, over_seeds
 from mechtv.study.correlation import choosing
@@ -15,15 +15,15 @@ from mechtv.study.grid import Study
 from mechtv.study.results import StudyResults
 from mechtv.study.scoring import REFERENCES
 
+BESIDE = {"zero-shot": "zero-shot", "in-context": "in context"}
 MOST_SENTENCES = 8  # tasks that have one; the table has all
 
 
 def question(study: Study) -> str:
     """What was varied, and how each vector was tried."""
-    methods = [m for m in study.methods if m.name not in REFERENCES]
-    beside = [look_of(m.name).label for m in study.methods if m.name in REFERENCES]
-    asked = listed([label(m.title) for m in methods]) or "nothing but the model alone"
+    beside = [words for name, words in BESIDE.items() if name in {m.name for m in study.methods}]
     varied = {
+        "method": [label(m.title) for m in study.methods if m.name not in REFERENCES],
         "model": [model.name for model in study.models],
         "task": [task.name for task in study.tasks],
         "layer": _layers(study),
@@ -37,7 +37,7 @@ def question(study: Study) -> str:
     )
     queries = "all test queries" if study.n is None else f"at most {study.n} test queries"
     return (
-        f"How well do a model’s answers become with {asked}"
+        f"How accurate does a model become with a task vector"
         f"{', beside ' + listed(beside) if beside else ''}? The grid: {grid}. Each vector is tried "
         f"on {queries} of a task, without demonstrations; in context there are {study.shots}."
     )
@@ -119,7 +119,7 @@ def _answer(row: Mapping[Any, Any], references: Mapping[tuple[str, str], Estimat
     task = row["task"]
     beside = [
         f"{estimate_text(references[task, name])} {words}"
-        for name, words in (("zero-shot", "zero-shot"), ("in-context", "in context"))
+        for name, words in BESIDE.items()
         if (task, name) in references
     ]
     return (

@@ -189,13 +189,14 @@ def _tested(claim: _Claim, differences: pd.DataFrame) -> dict[str, Any]:
         return _row(claim.says, sentence=claim.lacking)
     n, above = len(differences), differences["value"] > 0
     clear, against = differences["low"] > 0, differences["high"] < 0
-    end = "high" if against.any() else "low"
-    row = differences.loc[differences[end].fillna(-np.inf).idxmin()]
+    ends = differences["high"] if against.any() else differences["low"].fillna(-np.inf)
+    row = differences.loc[ends.idxmin()]
     place = ", ".join(f"layer {row[name]}" if name == "layer" else row[name] for name in claim.by)
     sentence = (
         f"The difference is positive for {above.sum()} of {n} {claim.units}, clearly for "
         f"{clear.sum() or 'none'}, and clearly negative for {against.sum() or 'none'}. What says "
-        f"most against the claim: {place}, {_text(row['value'], row['low'], row['high'])}{claim.unit}."
+        f"most against the claim: {place}, "
+        f"{_text(row['value'], row['low'], row['high'])}{claim.unit}."
     )
     return _row(claim.says, row["value"], row["low"], row["high"], n=n, sentence=sentence)
 
@@ -216,7 +217,7 @@ def _correlated(comparison: MethodComparison, over: Over) -> dict[str, Any]:
     if np.isnan(value):
         sentence = "The correlation is not defined: all vectors have the same dNTP or accuracy."
     verdict = _verdict(-high, -low)
-    return _row(CORRELATION, value, low, high, n=row["n"], sentence=sentence, verdict=verdict)
+    return _row(CORRELATION, value, low, high, n=int(row["n"]), sentence=sentence, verdict=verdict)
 
 
 def _row(
@@ -230,7 +231,7 @@ def _row(
     verdict: str | None = None,
 ) -> dict[str, Any]:
     verdict = verdict or _verdict(low, high)
-    numbers = {"value": float(value), "low": float(low), "high": float(high), "n": int(n)}
+    numbers = {"value": value, "low": low, "high": high, "n": n}
     return {"claim": claim, "verdict": verdict, **numbers, "sentence": sentence}
 
 
@@ -241,4 +242,5 @@ def _verdict(low: float, high: float) -> str:
 
 
 def _text(value: float, low: float, high: float) -> str:
-    return f"{value:+z.2f} [{low:+z.2f}, {high:+z.2f}]".replace("-", "−")
+    interval = "" if np.isnan(low) else f" [{low:+z.2f}, {high:+z.2f}]"
+    return f"{value:+z.2f}{interval}".replace("-", "−")
