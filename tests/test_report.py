@@ -301,7 +301,7 @@ def test_a_tiny_models_overview_makes_a_page(labels: tuple[str, ...] | None) -> 
     assert isinstance(overview.examples, pd.DataFrame)
 
 
-def browse(path: Path, profile: Path, width: int = 1200) -> tuple[str, str]:
+def browse(path: Path, profile: Path, width: int = 1200, *options: str) -> tuple[str, str]:
     """The page after its scripts ran, and what the browser logged."""
     assert CHROME is not None
     done = subprocess.run(
@@ -315,6 +315,7 @@ def browse(path: Path, profile: Path, width: int = 1200) -> tuple[str, str]:
             f"--window-size={width},2000",
             "--virtual-time-budget=5000",
             "--enable-logging=stderr",
+            *options,
             "--dump-dom",
             path.as_uri(),
         ],

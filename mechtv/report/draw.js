@@ -1,19 +1,23 @@
 const night = matchMedia("(prefers-color-scheme: dark)");
 
-/* Draw a figure once it has a width, fit it when that changes, and follow the page's colours. */
+/* Draw a figure as wide as its place once that is seen, and in the colours of the page. */
 function draw(id, light, dark) {
   const element = document.getElementById(id);
-  let drawn = false;
+  let width = 0;
   const show = () => {
     const figure = structuredClone(light); // Plotly writes into what it is given
     if (night.matches) change(figure, structuredClone(dark));
-    drawn = true;
     Plotly.react(element, figure.data, figure.layout, config);
   };
-  new ResizeObserver(() => {
-    if (element.offsetWidth) drawn ? Plotly.Plots.resize(element) : show();
-  }).observe(element);
-  night.addEventListener("change", () => drawn && show());
+  const fit = () => {
+    const last = width;
+    width = element.offsetWidth || last; // 0 behind another tab
+    if (width !== last) last ? Plotly.Plots.resize(element) : show();
+  };
+  fit();
+  addEventListener("load", fit); // with its scroll bar a page is narrower
+  addEventListener("change", fit); // another tab was chosen
+  night.addEventListener("change", () => width && show());
 }
 
 /* Put the leaves of one tree into another. */

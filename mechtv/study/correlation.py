@@ -112,10 +112,9 @@ def rows_with(table: pd.DataFrame, score: str) -> pd.DataFrame:
 
 def choosing(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the accuracy that decides for each task which layer is best."""
-    tasks = table.groupby("task", sort=False)
-    return pd.concat(
-        [rows_with(own, CHOOSES[CHOOSES[True] in set(own["score"])]) for _, own in tasks]
-    )
+    tasks = [own for _, own in table.groupby("task", sort=False)]
+    chosen = [rows_with(own, CHOOSES[CHOOSES[True] in set(own["score"])]) for own in tasks]
+    return pd.concat([table.iloc[:0], *chosen])
 
 
 def _rows(task: str, points: pd.DataFrame) -> list[dict[str, Any]]:
