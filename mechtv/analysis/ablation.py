@@ -1,7 +1,7 @@
 """What a vector's effect loses without some heads, beside random sets of as many others.
 
 A head is ablated by changing its output before W_O, on the injected zero-shot run ("Task Vectors,
-Learned Not Extracted" (ICLR 2026); METHODS, section 3, head ablation). Several heads are ablated at
+Learned Not Extracted" (ICLR 2026); docs/analyses.md, head ablation). Several heads are ablated at
 once: heads that stand in for each other show only so. For each head alone see `rank_heads`.
 """
 

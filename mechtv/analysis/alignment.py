@@ -2,7 +2,7 @@
 
 The norm of its projection on the span of the answers' unembedding rows, over its norm: 1 for a
 vector that can do nothing but move those logits, and sqrt(dimensions of the span / d_model) for a
-random one (METHODS, section 4). It says nothing of which answer is favoured, nor by how much.
+random one (docs/analyses.md). It says nothing of which answer is favoured, nor by how much.
 """
 
 from collections.abc import Mapping
@@ -166,7 +166,7 @@ def task_alignment(
 ) -> Alignment:
     """The norm of vectors' projections on the span of the answers' unembedding rows, over theirs.
 
-    "Task Vectors, Learned Not Extracted" (METHODS, section 4).
+    "Task Vectors, Learned Not Extracted" (docs/analyses.md).
 
     Args:
         vectors: by name, such as theta, Q theta and W theta; of the residual stream, or task

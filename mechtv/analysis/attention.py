@@ -1,8 +1,8 @@
 """Where key heads look from the last token, beside random heads.
 
-On the injected zero-shot run ("Task Vectors, Learned Not Extracted" (ICLR 2026); METHODS, section
-3, attention of key heads): a head can pass on the vector itself only by attending from the last
-token to the last token, and what earlier blocks wrote there likewise.
+On the injected zero-shot run ("Task Vectors, Learned Not Extracted" (ICLR 2026), attention of key
+heads): a head can pass on the vector itself only by attending from the last token to the last
+token, and what earlier blocks wrote there likewise.
 """
 
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ sum over heads of
     pattern  sum over j of (c'_Nj - c_Nj) v_j W_O   another pattern over the unchanged values
     product  (c'_NN - c_NN) (v'_N - v_N) W_O        both (primes: the injected run)
 
-since no value before N changes; biases cancel (METHODS, section 3, "exact decomposition"). Two
+since no value before N changes; biases cancel (docs/analyses.md, "exact decomposition"). Two
 kinds of norm are divided by the scale s of the run, which is no sum of parts. They are split
 likewise: x'/s' - x/s = (x' - x)/s' + (x/s' - x/s). The first term is the parts' own, at the
 injected run's scale; the second is a part by itself, called "scale". That is so for the norms
@@ -183,7 +183,7 @@ def decompose(
 ) -> Decomposition:
     """Split what a vector does on zero-shot prompts into parts that add up to it exactly.
 
-    METHODS, section 3, "exact decomposition"; the honest version of the claim that the effect goes
+    docs/analyses.md, "exact decomposition"; the honest version of the claim that the effect goes
     through OV circuits ("Task Vectors, Learned Not Extracted", ICLR 2026, section 4).
 
     Args:

@@ -1,7 +1,7 @@
 """What happens to a task behind each of several injection layers, depth by depth.
 
 For each vector: what the logit lens reads of the run under it, how far its states lie in the span
-of the answers, and how large and how aligned the change is that it made (METHODS, section 4;
+of the answers, and how large and how aligned the change is that it made (docs/analyses.md;
 protocol L10). Depths are those of `logit_lens`: depth d is the input of block d.
 """
 
@@ -122,7 +122,7 @@ def diagnostics(
 ) -> Diagnostics:
     """Read the residual stream under vectors that are added at different layers.
 
-    "Task Vectors, Learned Not Extracted" (METHODS, section 4). Norms and alignments are of centred
+    "Task Vectors, Learned Not Extracted" (docs/analyses.md). Norms and alignments are of centred
     states in LayerNorm models. Alignments are means over queries, each query's of its own state.
     Rivals of open answers are the best wrong tokens of the mean output under the vectors, so that
     every curve is of one quantity.

@@ -2,7 +2,7 @@
 
 A head that attends to the last token alone writes W_O W_V x for what it reads there. Of theta it
 reads theta itself in the paper's literal formula, or theta behind the block's norm, whose scale is
-frozen at the injected run's (METHODS, section 3, "OV reconstruction"). What a head really adds also
+frozen at the injected run's (docs/analyses.md, "OV reconstruction"). What a head really adds also
 depends on how much it attends to that token, which is told beside it; the exact account is
 `mechtv.analysis.decomposition`.
 """
@@ -141,7 +141,7 @@ def head_maps(
 ) -> HeadMaps:
     """What every head's OV map makes of theta, as if the head attended to it alone.
 
-    "Task Vectors, Learned Not Extracted" (ICLR 2026), section 4; METHODS, section 3.
+    "Task Vectors, Learned Not Extracted" (ICLR 2026), section 4; docs/analyses.md.
 
     Args:
         vector: one value added to the residual stream at the last prompt token.

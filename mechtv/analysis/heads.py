@@ -1,6 +1,6 @@
 """Which heads a vector's effect needs, ranked from one backward pass or by ablating each alone.
 
-*Key heads* of "Task Vectors, Learned Not Extracted" (ICLR 2026); METHODS, section 3. Saliency is
+*Key heads* of "Task Vectors, Learned Not Extracted" (ICLR 2026); docs/analyses.md. Saliency is
 the first-order estimate of what zeroing a head's output at the last token would take from the
 answer; ablation is the truth that it stands for, one head at a time. Only heads of the blocks at or
 behind the vector's are ranked: those before it never see the vector.

@@ -102,7 +102,7 @@ def integrate_jacobian(
     seed: int | None = None,
     progress: bool | None = None,
 ) -> IntegratedJacobian:
-    """The integrated Jacobian of a vector (METHODS, section 4), by Gauss-Legendre quadrature.
+    """The integrated Jacobian of a vector (docs/analyses.md), by Gauss-Legendre quadrature.
 
     Each of `nodes` x `n` rows is run once and goes backward d_model times: on a CPU minutes for
     early layers, growing with both numbers. Look at `error` of the result: with too few nodes it

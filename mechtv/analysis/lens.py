@@ -1,6 +1,6 @@
 """The logit lens: the final norm, then the unembedding, on any state or vector.
 
-The norm is recomputed on the state itself (METHODS, section 4). Here are the tokens that vectors
+The norm is recomputed on the state itself (docs/analyses.md). Here are the tokens that vectors
 favour and the scores of given states; `logit_lens` gets the states of a run.
 """
 
@@ -145,7 +145,7 @@ def lens_of(
 ) -> pd.DataFrame:
     """The `k` most favoured tokens of named vectors, such as theta, Q theta and W theta.
 
-    The decoded tokens of "Task Vectors, Learned Not Extracted" (METHODS, section 4).
+    The decoded tokens of "Task Vectors, Learned Not Extracted" (docs/analyses.md).
 
     Args:
         vectors: each a vector of the residual stream, or a task vector with one such value.

@@ -1,4 +1,4 @@
-"""How nearly linear is a vector's effect? The battery of METHODS, section 4.
+"""How nearly linear is a vector's effect? The battery of docs/analyses.md.
 
 Every part compares an effect on the residual stream behind the last block with a prediction that
 would be right if the model were linear:
@@ -124,7 +124,7 @@ def linearity(
     seed: int | None = None,
     progress: bool | None = None,
 ) -> Linearity:
-    """How nearly linear a vector's effect is, in three ways (METHODS, section 4).
+    """How nearly linear a vector's effect is, in three ways (docs/analyses.md).
 
     Args:
         alphas: the factors of the scaling part; the effect of theta itself is measured anyway.

@@ -1,6 +1,6 @@
 """What the model would say at each depth if it stopped there: the logit lens of a run.
 
-The final norm is recomputed on each state, then the unembedding follows (METHODS, section 4). A
+The final norm is recomputed on each state, then the unembedding follows (docs/analyses.md). A
 state of depth d has passed d blocks: it is the input of block d, behind a vector's edit there; the
 last one is the model's own output. For a vector by itself, see `lens`.
 """
@@ -78,7 +78,7 @@ def logit_lens(
 ) -> Lens:
     """Read the residual stream at each query's last token, at every depth, with the logit lens.
 
-    "Task Vectors, Learned Not Extracted" (METHODS, section 4). Scores are of the first answer
+    "Task Vectors, Learned Not Extracted" (docs/analyses.md). Scores are of the first answer
     token. The answer's rivals are the other labels, or for open answers the best wrong token of the
     run's own output under the vector; they are the same at every depth and in both runs.
 

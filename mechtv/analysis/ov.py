@@ -1,7 +1,7 @@
 """What the OV circuits, or the MLPs, make of theta: vectors to put in theta's place.
 
 "Task Vectors, Learned Not Extracted" (ICLR 2026) replaces theta, added at the input of block l, by
-the sum of W_O W_V theta over all heads of all blocks from l on (METHODS, section 3). Here are those
+the sum of W_O W_V theta over all heads of all blocks from l on (docs/analyses.md). Here are those
 vectors, block by block; `analysis.reconstruction` puts them in and scores them.
 """
 
@@ -81,7 +81,7 @@ def head_vectors(
     """What each head of each block from theta's on makes of theta, for each query, block by block.
 
     W_O W_V theta, with theta behind the block's frozen norm, and times the head's attention from
-    the last token to itself, as `settings` says ("Learned", section on OV circuits; METHODS 3).
+    the last token to itself, as `settings` says (docs/analyses.md).
     Biases do not occur: theta is a difference.
     """
     layers = range(subject.layer, model.cfg.n_layers)

@@ -2,7 +2,7 @@
 
 *Task Vectors, Learned Not Extracted* (ICLR 2026) fits W_l so that the change which a vector θ at
 block l makes to the last token's residual stream behind the last block, averaged over queries, is
-about W_l θ, on perturbed vectors (METHODS, section 4). What W is worth shows on perturbations that
+about W_l θ, on perturbed vectors (docs/analyses.md). What W is worth shows on perturbations that
 it was not fitted to, and in the answers when W θ is added at the end instead of θ at block l.
 
 Do not read a small `spread` as evidence: then W only has to map θ to its own mean effect, which is
@@ -163,7 +163,7 @@ def fit_propagation(
     seed: int | None = None,
     progress: bool | None = None,
 ) -> Propagation:
-    """Fit W to the mean effects of perturbed vectors, and score it (METHODS, section 4).
+    """Fit W to the mean effects of perturbed vectors, and score it (docs/analyses.md).
 
     *Task Vectors, Learned Not Extracted*: mean over x of h_final(x; θ_i) - h_final(x) ≈ W θ_i, with
     θ_i = θ + λ_i ‖θ‖ ε_i, ε_i a random direction, h_final the residual stream behind the last block

@@ -139,7 +139,7 @@ def readers(
     seed: int | None = None,
     progress: bool | None = None,
 ) -> Readers:
-    """Score all 16 ways to show theta to some of the stream's readers (METHODS, section 3).
+    """Score all 16 ways to show theta to some of the stream's readers (docs/analyses.md).
 
     Args:
         vector: one value added to the residual stream at the last token, at block l.

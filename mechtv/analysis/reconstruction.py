@@ -1,6 +1,6 @@
 """How far the OV circuits' vectors, or the MLPs', do what theta does, beside random vectors.
 
-"Task Vectors, Learned Not Extracted" (ICLR 2026), OV reconstruction; METHODS, section 3.
+"Task Vectors, Learned Not Extracted" (ICLR 2026), OV reconstruction; docs/analyses.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ def reconstruct_ov(
     In place of theta, added at the input of block l at the last token, comes the sum of W_O W_V
     theta over all heads of the blocks from l on; as a control, MLP(h + theta) - MLP(h); and random
     vectors of the same norms, and of the same norms and cosines with theta ("Learned", OV
-    reconstruction; METHODS, section 3). `reading="packed", norm="none", attention="none"` is the
+    reconstruction; docs/analyses.md). `reading="packed", norm="none", attention="none"` is the
     paper's literal formula.
 
     Args:

@@ -1,7 +1,7 @@
 """How a linear map turns and stretches a vector: its polar decomposition W = Q Σ.
 
 From the singular values W = U S Vᵀ: Q = U Vᵀ turns (or reflects), Σ = V S Vᵀ stretches before it
-(*Task Vectors, Learned Not Extracted*, ICLR 2026; METHODS, section 4). Any map has one; what it
+(*Task Vectors, Learned Not Extracted*, ICLR 2026; docs/analyses.md). Any map has one; what it
 says of θ shows beside the same numbers for random vectors. For maps from `fit_propagation`, and for
 any other with the attributes of `LinearMap`.
 
@@ -159,7 +159,7 @@ def rotation_stretch(
 ) -> RotationStretch:
     """Split each map into Q and Σ, and measure θ in it beside random vectors of equal norm.
 
-    *Task Vectors, Learned Not Extracted*, and METHODS, section 4.
+    *Task Vectors, Learned Not Extracted*, and docs/analyses.md.
 
     Args:
         maps: one, or several, such as those of several layers.

@@ -1,7 +1,7 @@
 """The vector under study: one value added to the residual stream at the last token.
 
 The papers' analyses speak of a theta that is added at the input of block l at the last token
-(METHODS, section 3). Whatever method made a vector, they take it if it has that form.
+(docs/analyses.md). Whatever method made a vector, they take it if it has that form.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """How often the answer is right, under which score, and how probable it was.
 
-Three scores, always named (METHODS, section 1):
+Three scores, always named (docs/concepts.md):
 
 - *full vocabulary*: the argmax at the last prompt token is the answer's first token;
 - *label-restricted*: the same among the labels' first tokens, for tasks with a closed label set;

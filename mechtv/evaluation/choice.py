@@ -1,4 +1,4 @@
-"""Which of two options a model prefers: reward now or later (METHODS, section 5, L13).
+"""Which of two options a model prefers: reward now or later (protocol L13).
 
 In the form of *letters* the model is asked for A or B, and the more probable letter counts. In the
 form of *options* it is asked for the option's own words, and the option with the larger mean token

@@ -1,4 +1,4 @@
-"""Errors of numbers that the model writes: in-context regression (METHODS, section 5, D5).
+"""Errors of numbers that the model writes: in-context regression (protocol D5).
 
 Greedy decoding; the first number on the first line counts. A text without a number counts as the
 number 0, which is what both kinds of `regression_task` give on average over functions. So every

@@ -1,7 +1,7 @@
 """Calibration of I2CL's scales: a short, noisy training on the demonstrations themselves.
 
 Li et al. 2025, *Implicit In-context Learning*; AdamW, a linear warm-up, then half a cosine, with
-Gaussian noise on every edited activation (METHODS, section 2). There is no validation: the
+Gaussian noise on every edited activation (docs/methods.md). There is no validation: the
 demonstrations are all the data that the method sees.
 """
 

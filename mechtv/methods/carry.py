@@ -1,6 +1,6 @@
 """Carry a vector from one model to another, of any width and any tokenizer.
 
-Values go through the map M between the two residual streams (METHODS, section 2, "linear, across
+Values go through the map M between the two residual streams (docs/methods.md, "linear, across
 models"), sites to the same relative depth. A vector applied to a model of another width as it is,
 is an error.
 """

@@ -1,6 +1,6 @@
 """Implicit in-context learning: demonstrations as vectors mixed into every layer's outputs.
 
-Li et al. 2025, *Implicit In-context Learning* (METHODS, section 2). Each demonstration is read by
+Li et al. 2025, *Implicit In-context Learning* (docs/methods.md). Each demonstration is read by
 itself; the mean of its attention and MLP outputs at its last token is the context vector v of a
 (layer, component). A zero-shot prompt then runs with a <- beta * a + lambda * v at every layer and
 token of it. The few betas and lambdas are calibrated on the same demonstrations. It edits the whole

@@ -1,7 +1,7 @@
 """Learned task vectors: trained by gradient descent at any layers and positions, model frozen.
 
 *Task Vectors, Learned Not Extracted* (arXiv 2509.24169), section 3, with the step scaled to the
-size of the residual stream (METHODS, section 2). Use an extractor instead when there are no answers
+size of the residual stream (docs/methods.md). Use an extractor instead when there are no answers
 and no in-context reference to train towards.
 """
 

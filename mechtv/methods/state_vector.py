@@ -1,7 +1,7 @@
 """State vectors: attention outputs at the demonstrations' separators, written into layers 0 to L.
 
 Li et al. 2024, *In-Context Learning State Vector with Inner and Momentum Optimization*; the choices
-that the paper leaves open are those of the authors' code (METHODS, section 2). The state after i
+that the paper leaves open are those of the authors' code (docs/methods.md). The state after i
 demonstrations is what the heads put out (before W_O) at the token just before the next answer, in
 layers 0 to L. Later states have seen more demonstrations; averaging the last ones (`inner`), and
 going on in the direction in which they change (`momentum`), makes a better vector than the last one

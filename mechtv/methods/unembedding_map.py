@@ -1,6 +1,6 @@
 """The linear map between two models' residual streams that their unembeddings imply.
 
-The two unembeddings say which states mean the same (METHODS, section 2, "linear, across models"):
+The two unembeddings say which states mean the same (docs/methods.md, "linear, across models"):
 M = argmin ||W_U,small M - W_U,large|| over the tokens that both vocabularies share, so
 h_small = M h_large nearly. `carry_vector` takes vectors through it.
 """
@@ -73,7 +73,7 @@ def unembedding_map(
     fold_norm: bool = True,
     ridge: float = 0.0,
 ) -> UnembeddingMap:
-    """Fit M by least squares in float64 (METHODS, section 2).
+    """Fit M by least squares in float64 (docs/methods.md).
 
     Args:
         tokens: the texts of the tokens to fit on, such as `" cat"`; all shared ones if None.

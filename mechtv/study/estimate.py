@@ -23,7 +23,7 @@ from mechtv.study.scoring import Row, at_most
 
 CHARACTERS = 4  # in one token of English text
 EFFICIENCY = 0.3  # of a matrix product's speed that a model's pass reaches
-PROMPTS = {  # passes over prompts: how many, and with how many demonstrations, by METHODS' defaults
+PROMPTS = {  # passes over prompts: how many, and with how many demonstrations, by their defaults
     "hidden_state": (100, 8),
     "function_vector": (125, 10),
     "state_vector": (100, 8),

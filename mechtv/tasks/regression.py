@@ -1,7 +1,7 @@
 """In-context regression as text: a function of several numbers, written with four decimals.
 
 The tasks of *Distributional Alignment as a Criterion for Designing Task Vectors in In-Context
-Learning* (METHODS, section 5, D5). One function belongs to a task; inputs and weights are drawn as
+Learning* (protocol D5). One function belongs to a task; inputs and weights are drawn as
 in Garg et al. 2022, *What Can Transformers Learn In-Context?*: x and w from N(0, I), and the output
 weights of the two-layer network from N(0, 2/r). The mean of f(x)² over functions and inputs is then
 the dimension for both kinds, so their errors are on one scale.

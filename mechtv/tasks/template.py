@@ -211,4 +211,4 @@ TEMPLATES: dict[str, Template] = {
     "choice": Template(text="{question}\nA. {option_a}\nB. {option_b}\nAnswer: {answer}"),
     "open-choice": Template(text="{question}\nEither {option_a} or {option_b}.\nAnswer: {answer}"),
 }
-"""The templates of the papers and of the built-in tasks, by name (METHODS, section 5)."""
+"""The templates of the papers and of the built-in tasks, by name."""
