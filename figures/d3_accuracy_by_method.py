@@ -6,9 +6,9 @@ A table of *Distributional Alignment as a Criterion for Designing Task Vectors i
 Learning*, from the cells of D1.
 """
 
+from cells import accuracy
 from common import Figure, comparison_of, main
 from grid import QUICK_TASKS, TASKS, everything
-from vectors import accuracy
 
 import mechtv
 

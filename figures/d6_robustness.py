@@ -7,8 +7,8 @@ Learning*: N, lambda and k, each alone, the others at their middle value.
 """
 
 import pandas as pd
+from cells import accuracy
 from common import Figure, Setup, main, pooled
-from vectors import accuracy
 
 import mechtv
 

@@ -6,8 +6,8 @@ A figure of *Distributional Alignment as a Criterion for Designing Task Vectors 
 Learning*.
 """
 
+from cells import accuracy
 from common import Cell, Figure, Setup, main, pooled
-from vectors import accuracy
 
 import mechtv
 

@@ -5,8 +5,8 @@
 The flexibility table of *Task Vectors, Learned Not Extracted*.
 """
 
+from cells import accuracy
 from common import Cell, Figure, Setup, main, pooled
-from vectors import accuracy
 
 import mechtv
 

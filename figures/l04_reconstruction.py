@@ -5,8 +5,8 @@
 A figure of *Task Vectors, Learned Not Extracted*.
 """
 
+from cells import TASKS, cells, reconstructed
 from common import Figure, Setup, main, pooled
-from vectors import TASKS, cells, reconstructed
 
 import mechtv
 

@@ -5,8 +5,8 @@
 A figure of *Task Vectors, Learned Not Extracted*.
 """
 
+from cells import TASKS, accuracy, cells, key_heads, of_kind
 from common import Figure, Setup, main, pooled
-from vectors import TASKS, accuracy, cells, key_heads, of_kind
 
 import mechtv
 

@@ -5,8 +5,8 @@
 A figure of *Task Vectors, Learned Not Extracted*.
 """
 
+from cells import TASKS, cells, key_heads, of_kind
 from common import Figure, Setup, main
-from vectors import TASKS, cells, key_heads, of_kind
 
 import mechtv
 

@@ -6,8 +6,8 @@ A figure of *Task Vectors, Learned Not Extracted*. A quick run fits W in the spa
 perturbations alone.
 """
 
+from cells import TASKS, accuracy, cells, of_kind, propagated
 from common import Figure, Setup, main, pooled
-from vectors import TASKS, accuracy, cells, of_kind, propagated
 
 import mechtv
 

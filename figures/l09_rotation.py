@@ -6,8 +6,8 @@ A figure of *Task Vectors, Learned Not Extracted*; with the maps of L8.
 """
 
 import pandas as pd
+from cells import TASKS, cells, of_kind, propagated
 from common import Figure, Setup, main, pooled
-from vectors import TASKS, cells, of_kind, propagated
 
 import mechtv
 

@@ -5,8 +5,8 @@
 A figure of *Task Vectors, Learned Not Extracted*.
 """
 
+from cells import accuracy, cells
 from common import Figure, Setup, main, pooled
-from vectors import accuracy, cells
 
 import mechtv
 

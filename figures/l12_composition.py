@@ -6,8 +6,8 @@ A figure of *Task Vectors, Learned Not Extracted*.
 """
 
 import pandas as pd
+from cells import FULL, cells
 from common import Figure, Setup, main, pooled
-from vectors import FULL, cells
 
 import mechtv
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.style import LOOKS, about, basis_text, estimate_text, label_of, look_of, plain
 
@@ -37,8 +38,15 @@ class Scale:
         return cls(name=name, title=name)
 
     def shown(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """The rows that the axis can show."""
-        return rows[rows["value"] > 0] if self.log else rows
+        """The rows that the axis can show.
+
+        Raises:
+            InvalidInput: if there are none.
+        """
+        shown = rows[rows["value"] > 0] if self.log else rows
+        if shown.empty:
+            raise InvalidInput(f"No {self.name} here is above 0: a logarithmic axis shows none.")
+        return shown
 
     def estimate(self, row: dict[Hashable, Any]) -> Estimate:
         """What the axis shows of a row."""
