@@ -139,8 +139,8 @@ def _all_methods(scores: ModelScores) -> Html:
         layers, seconds = own["layers"].iloc[0], own["seconds_to_fit"].iloc[0]
         rows.append(
             [
-                text(task),
-                text(words.label(method)),
+                text(str(task)),
+                text(words.label(str(method))),
                 text(layers) if layers else NOTHING,
                 *(number(found.get(score)) for score in shown),
                 text(f"{seconds:.1f}"),

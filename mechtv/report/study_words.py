@@ -9,7 +9,7 @@ import pandas as pd
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.style import LOOKS, estimate_text
 from mechtv.report.cells import ModelScores
-from mechtv.study.averages import best_vectors, over_seeds
+from mechtv.study.averages import best_vectors, over_seeds, without_layer
 from mechtv.study.correlation import choosing
 from mechtv.study.grid import Study
 from mechtv.study.results import StudyResults
@@ -61,7 +61,7 @@ def choices(
 ) -> tuple[pd.DataFrame, Mapping[tuple[str, str], Estimate]]:
     """The accuracy of each task's best vector, and of the (task, reference)."""
     vectors = best_vectors(scores.rows)
-    best = choosing(vectors.assign(method="", layer=pd.NA, split="test"))
+    best = choosing(without_layer(vectors.assign(method="", split="test")))
     found = choosing(over_seeds(scores.rows))
     references = {
         (row["task"], row["method"]): estimate(row)

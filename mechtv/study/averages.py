@@ -6,6 +6,7 @@ query of another.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 
@@ -31,21 +32,18 @@ def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     for own in _seeds(rows):
         MethodComparison.of(MethodComparison(rows=own))
     same = [name for name in ("model", "revision", "shots") if name in rows]
-    means = ["low", "high", *(name for name in rows if name.startswith("seconds"))]
-    found: pd.DataFrame = (
-        rows.groupby(SCORED, dropna=False, sort=False)
-        .agg(
-            seeds=("value", "size"),
-            least=("value", "min"),
-            most=("value", "max"),
-            value=("value", "mean"),
-            n=("n", "min"),
-            **{name: (name, "mean") for name in means},
-            **{name: (name, "first") for name in same},
-        )
-        .reset_index()
-    )
-    return found
+    means = ["low", "high", *(name for name in map(str, rows) if name.startswith("seconds"))]
+    how: dict[str, Any] = {
+        "seeds": ("value", "size"),
+        "least": ("value", "min"),
+        "most": ("value", "max"),
+        "value": ("value", "mean"),
+        "n": ("n", "min"),
+        **{name: (name, "mean") for name in means},
+        **{name: (name, "first") for name in same},
+    }
+    found: pd.DataFrame = rows.groupby(SCORED, dropna=False, sort=False).agg(**how)
+    return found.reset_index()
 
 
 def best_layers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -56,7 +54,7 @@ def best_layers(rows: pd.DataFrame) -> pd.DataFrame:
     """
     best = _of_each_seed(rows, lambda own: MethodComparison(rows=own).best())
     layers = {key: _distinct(own["layer"]) for key, own in best.groupby(["task", "method"])}
-    means = over_seeds(best.assign(layer=pd.NA))
+    means = over_seeds(without_layer(best))
     own = [layers[key] for key in zip(means["task"], means["method"], strict=True)]
     single = [int(one[0]) if len(one) == 1 else pd.NA for one in own]
     return means.assign(
@@ -80,8 +78,14 @@ def best_vectors(rows: pd.DataFrame) -> pd.DataFrame:
         task: list(zip(own["method"], own["layer"].astype(int), strict=True))
         for task, own in firsts.groupby("task")
     }
-    means = over_seeds(best.assign(method="", layer=pd.NA)).drop(columns=["method", "layer"])
-    return means.assign(vectors=[vectors[task] for task in means["task"]])
+    means = over_seeds(without_layer(best.assign(method=""))).drop(columns=["method", "layer"])
+    of_task = [vectors[task] for task in means["task"]]
+    return means.assign(vectors=pd.Series(of_task, index=means.index, dtype=object))
+
+
+def without_layer(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows as those of something that has no layer."""
+    return rows.assign(layer=pd.array([pd.NA] * len(rows), dtype="Int64"))
 
 
 def _best(rows: pd.DataFrame) -> pd.DataFrame:

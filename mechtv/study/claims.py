@@ -190,7 +190,7 @@ def _tested(claim: _Claim, differences: pd.DataFrame) -> dict[str, Any]:
     n, above = len(differences), differences["value"] > 0
     clear, against = differences["low"] > 0, differences["high"] < 0
     ends = differences["high"] if against.any() else differences["low"].fillna(-np.inf)
-    row = differences.loc[ends.idxmin()]
+    row = differences.iloc[int(np.nanargmin(ends))]
     place = ", ".join(f"layer {row[name]}" if name == "layer" else row[name] for name in claim.by)
     sentence = (
         f"The difference is positive for {above.sum()} of {n} {claim.units}, clearly for "
