@@ -118,17 +118,17 @@ class Setup:
                 bar.update()
         return pd.concat(tables, ignore_index=True)
 
-    def study(self, **grid: Any) -> pd.DataFrame:
-        """The table of a grid of methods, over this setup's model, tasks and seeds."""
-        tasks = [
+    def study(self, *, tasks: Sequence[str] = (), **grid: Any) -> pd.DataFrame:
+        """The table of a grid of methods, over this setup's model, seeds, and tasks or some."""
+        tables = [
             {"name": name, "data": str(self.data)} if self.data and name in TEXT_SOURCES else name
-            for name in self.tasks
+            for name in tasks or self.tasks
         ]
         study = Study(
             **{
                 "name": "figures",
                 "models": [self.model_name],
-                "tasks": tasks,
+                "tasks": tables,
                 "seeds": self.seeds,
                 "n": self.n,
                 "n_validation": self.n,
@@ -168,10 +168,10 @@ class Figure:
         name: of its files, such as `l01_accuracy_by_layer`.
         claim: what the paper says, in a sentence.
         tasks, quick_tasks: which are taken if none are asked for.
+        texts: data sets of the papers, taken too by a full run that is told where they lie.
         compute: gives its table.
         draw: draws the table.
         said: sentences about what the table says.
-        needs: what else must be there: a task's data set, an extra.
     """
 
     name: str
@@ -181,6 +181,7 @@ class Figure:
     compute: Callable[[Setup], pd.DataFrame]
     draw: Callable[[pd.DataFrame], go.Figure]
     said: Callable[[pd.DataFrame], Sequence[str]] = lambda table: ()
+    texts: tuple[str, ...] = ()
     n: int = 100
     quick_n: int = 24
 
@@ -219,7 +220,8 @@ def setup_of(
     out: Path,
 ) -> Setup:
     """What the options of a script mean for its figure."""
-    usual = figure.quick_tasks if quick else figure.tasks
+    in_full = figure.tasks + (figure.texts if data else ())
+    usual = figure.quick_tasks if quick else in_full
     return Setup(
         model_name=model,
         tasks=tuple(tasks.split(",")) if tasks else usual,

@@ -7,7 +7,7 @@ Learning*. With `--data`, SST-2, TREC and AG News are read from that folder too.
 """
 
 from common import Figure, comparison_of, main
-from grid import QUICK_TASKS, TASKS, everything
+from grid import QUICK_TASKS, TASKS, TEXTS, everything
 
 import mechtv
 
@@ -31,6 +31,7 @@ FIGURE = Figure(
     claim="The linear map has the lowest dNTP of all methods on every data set.",
     tasks=TASKS,
     quick_tasks=QUICK_TASKS,
+    texts=TEXTS,
     compute=everything,
     draw=draw,
     said=said,

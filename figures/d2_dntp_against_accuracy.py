@@ -7,7 +7,7 @@ Learning*, from the cells of D1.
 """
 
 from common import Figure, comparison_of, main
-from grid import QUICK_TASKS, TASKS, everything
+from grid import QUICK_TASKS, TASKS, TEXTS, everything
 
 import mechtv
 
@@ -30,6 +30,7 @@ FIGURE = Figure(
     claim="The lower a vector's dNTP, the higher its accuracy.",
     tasks=TASKS,
     quick_tasks=QUICK_TASKS,
+    texts=TEXTS,
     compute=everything,
     draw=draw,
     said=said,

@@ -8,7 +8,7 @@ Learning*, from the cells of D1.
 
 from cells import accuracy
 from common import Figure, comparison_of, main
-from grid import QUICK_TASKS, TASKS, everything
+from grid import QUICK_TASKS, TASKS, TEXTS, everything
 
 import mechtv
 
@@ -40,6 +40,7 @@ FIGURE = Figure(
     claim="The linear map has the highest accuracy of the vectors, near that in context.",
     tasks=TASKS,
     quick_tasks=QUICK_TASKS,
+    texts=TEXTS,
     compute=everything,
     draw=draw,
     said=said,

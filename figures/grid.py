@@ -1,6 +1,9 @@
-"""The methods' options in the figures that are grids: shared, so that their cells are shared."""
+"""The grid of all methods behind D1, D2 and D3, whose cells they share."""
 
+import pandas as pd
 from common import Setup
+
+from mechtv.tasks.sources import TEXT_SOURCES
 
 TASKS = ("present-past", "singular-plural", "country-capital", "antonym", "sentiment", "topic")
 QUICK_TASKS = ("present-past", "sentiment")
@@ -32,14 +35,46 @@ FULL = {
     "learned": {"epochs": 10, "batch_size": 32, "n_train": 150, "n_validation": 60},
     "learned-dntp": {"epochs": 10, "batch_size": 32, "n_train": 150, "n_validation": 60},
 }
+# Texts are some ten times as long as words, so fewer of them are read.
+OF_TEXTS = {
+    "hidden_state": {"n": 32, "shots": 5},
+    "function_vector": {"n": 24, "n_shuffled": 12, "shots": 5},
+    "state_vector": {"n": 32},
+    "i2cl": {"epochs": 15},
+    "linear": {"n": 64, "shots": 8, "ridge": 1e4},
+    "learned": {"epochs": 6, "batch_size": 32, "n_train": 100, "n_validation": 50},
+    "learned-dntp": {
+        "epochs": 6,
+        "batch_size": 32,
+        "n_train": 64,
+        "n_validation": 32,
+        "icl_shots": 4,
+    },
+}
 
 
-def everything(setup: Setup):
+def everything(setup: Setup) -> pd.DataFrame:
     """All methods at several layers: the cells of D1, D2 and D3."""
-    return setup.study(methods=methods_of(setup, EVERY), layers=setup.layers(2, 4), shots=8)
+    return grid(setup, EVERY, setup.layers(2, 4))
 
 
-def methods_of(setup: Setup, names: tuple[str, ...]) -> list[dict[str, object]]:
-    """Each method with its options."""
-    options = QUICK if setup.quick else FULL
-    return [{"name": name, **options.get(name, {})} for name in names]
+def grid(setup: Setup, methods: tuple[str, ...], layers: tuple[int, ...]) -> pd.DataFrame:
+    """The table of these methods at these layers, over the setup's tasks and seeds."""
+    texts = [name for name in setup.tasks if name in TEXT_SOURCES]
+    words = [name for name in setup.tasks if name not in TEXT_SOURCES]
+    kinds = ((words, FULL), (texts, OF_TEXTS))
+    tables = [
+        setup.study(
+            tasks=tasks,
+            methods=[_method(name, QUICK if setup.quick else full) for name in methods],
+            layers=layers,
+            shots=8,
+        )
+        for tasks, full in kinds
+        if tasks
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def _method(name: str, options: dict[str, dict[str, object]]) -> dict[str, object]:
+    return {"name": name, **options.get(name, {})}

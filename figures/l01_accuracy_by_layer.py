@@ -6,7 +6,7 @@ A figure of *Task Vectors, Learned Not Extracted*; what its options are: `--help
 """
 
 from common import Figure, Setup, comparison_of, main
-from grid import methods_of
+from grid import grid
 
 import mechtv
 
@@ -14,7 +14,7 @@ METHODS = ("zero-shot", "in-context", "hidden_state", "function_vector", "learne
 
 
 def compute(setup: Setup):
-    return setup.study(methods=methods_of(setup, METHODS), layers=setup.layers(3, 8), shots=8)
+    return grid(setup, METHODS, setup.layers(3, 8))
 
 
 def draw(table):
