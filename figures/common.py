@@ -257,13 +257,19 @@ def run(figure: Figure, setup: Setup) -> pd.DataFrame:
 
 
 def under_title(drawn: go.Figure, setup: Setup) -> go.Figure:
-    """The figure with a line more below its title: model, task, number of queries, seeds."""
-    about = [setup.model_name.rstrip("/").rpartition("/")[2]]
-    about += list(setup.tasks) if len(setup.tasks) == 1 else []
-    about += [f"at most {setup.n} test queries a task"]
+    """The figure with a line more below its title: what of the setup it does not say already."""
+    text, line = drawn.layout.title.subtitle.text, 17
+    model = setup.model_name.rstrip("/").rpartition("/")[2]
+    about = [
+        name
+        for name in (model, *(setup.tasks if len(setup.tasks) == 1 else ()))
+        if name not in text
+    ]
+    about += [] if "test queries" in text else [f"at most {setup.n} test queries a task"]
     about += [f"seeds {', '.join(map(str, setup.seeds))}"] if len(setup.seeds) > 1 else []
     about += ["quick run"] if setup.quick else []
-    text, line = drawn.layout.title.subtitle.text, 17
+    if not about:
+        return drawn
     drawn.layout.title.subtitle.text = f"{' · '.join(about)}<br>{text}"
     above = (drawn.layout.margin.t or 90) + line
     return drawn.update_layout(margin_t=above, height=(drawn.layout.height or 500) + line)

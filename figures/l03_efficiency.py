@@ -12,13 +12,21 @@ from common import Cell, Figure, Setup, main
 
 import mechtv
 
+NAMES = {
+    "learned": "Learned vector, one layer",
+    "learned at three layers": "Three layers",
+    "prompt": "Soft prompt",
+    "prefix": "Prefix tuning",
+    "lora": "LoRA",
+}
+
 
 def costs(setup: Setup, task, seed: int):
     size = setup.size(task, seed)
     middle, (early, _, late) = setup.model.cfg.n_layers // 2, setup.depths
     vectors = {
-        "learned, one layer": setup.learned(task, middle, seed),
-        "learned, three layers": setup.learned(task, [early, middle, late], seed),
+        "learned": setup.learned(task, middle, seed),
+        "learned at three layers": setup.learned(task, [early, middle, late], seed),
     }
     training = setup.fitting(task, seed)
     baselines = [
@@ -53,7 +61,7 @@ def draw(table):
     labels = mechtv.plots.Labels(
         title="Accuracy, time and size of each way to do a task",
         lines=("Bars: 95 % intervals of accuracies",),
-        names=columns,
+        names=columns | NAMES,
     )
     figure = mechtv.plots.tidy_bars(long, labels, x="task", by="setting", panel="what")
     return figure.update_yaxes(matches=None, showticklabels=True)

@@ -47,7 +47,7 @@ def draw(table):
         x="Layer at whose input θ is added",
         y="Cosine, and share of the norm",
         lines=(
-            "Alignment: the share of a vector's norm in the span of the answers' unembedding rows",
+            "Alignment: the share of a vector's norm in the span of the answers' tokens",
             "Bars of random vectors: the range of 95 % of them",
         ),
     )

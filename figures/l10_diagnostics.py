@@ -37,23 +37,20 @@ def draw(table):
     chosen = [score for score in SCORES if score in set(table["score"])]
     own = table[table["score"].isin(chosen)].copy()
     own["run"] = own["layer"].map(
-        lambda layer: "plain" if layer != layer else f"θ at layer {layer:.0f}"
+        lambda layer: "zero-shot" if layer != layer else f"θ at layer {layer:.0f}"
     )
-    own["panel"] = own["task"] + ": " + own["score"].map(SCORES)
+    several = own["task"].nunique() > 1
+    own["panel"] = (own["task"] + "\n" if several else "") + own["score"].map(SCORES)
     own = pooled(own, ["panel", "depth", "run"])
     labels = mechtv.plots.Labels(
         title="The answer in the residual stream, block by block",
         x="Blocks passed",
         y="Logit lens at the last token",
         lines=("Bars: 95 % intervals",),
-        names={"plain": "No vector"},
+        names={"zero-shot": "No vector"},
     )
     figure = mechtv.plots.tidy_lines(own, labels, x="depth", by="run", panel="panel")
     return figure.update_yaxes(matches=None, showticklabels=True)
-
-
-def named(layer) -> str:
-    return "plain" if layer != layer or layer is None else f"θ at layer {layer:.0f}"
 
 
 FIGURE = Figure(

@@ -215,9 +215,10 @@ def fixed(value: float, digits: int = 2) -> str:
 
 
 def error_bars(estimates: Sequence[Estimate]) -> dict[str, object]:
-    """Plotly's error bars for 95 % intervals."""
+    """Plotly's error bars for 95 % intervals, hidden where none is known."""
     return {
         "type": "data",
+        "visible": any(e.low == e.low for e in estimates),
         "symmetric": False,
         "array": [e.high - e.value for e in estimates],
         "arrayminus": [e.value - e.low for e in estimates],

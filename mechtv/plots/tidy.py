@@ -4,6 +4,7 @@ For results that have no figure of their own, such as those of several tasks, la
 once. Columns `low`, `high` (the ends of intervals) and `n` may be missing.
 """
 
+import textwrap
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,12 @@ from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate
 from mechtv.plots.panels import panels
 from mechtv.plots.reference import reference_traces
-from mechtv.plots.room import finished
+from mechtv.plots.room import NARROW, finished
 from mechtv.plots.style import INK, LOOKS, Look, error_bars, estimate_text, hover, plain, titled
 
 COLUMNS, MOST_TICKS = 3, 8
 LEAST_HEIGHT = 180  # pixels of a heat map
+MARGINS, LEAST_TICK, TICK_CHARACTER = 100, 6, 7.5  # pixels, characters, pixels of each
 CYCLE = [look for name, look in LOOKS.items() if name != "linear"]  # yellow is for lines alone
 
 
@@ -31,7 +33,8 @@ class Labels:
     Args:
         lines: of the subtitle.
         x, y: the axes' titles, with units.
-        names: of series and panels, where they are not the table's own values.
+        names: of series and panels, where they are not the table's own values; a panel's may have
+            several lines.
         unit: follows values at the pointer.
     """
 
@@ -113,7 +116,8 @@ def tidy_bars(
                 trace = _bar(trace, look, 0.8 / n)
             if len(part):
                 figure.add_trace(trace, row=row, col=col)
-    ticks = [plain(labels.of(group)).replace(" ", "<br>") for group in groups]
+    widest = _widest_tick(len(groups), max(col for _, col in places))
+    ticks = [_broken(plain(labels.of(group)), widest) for group in groups]
     figure.update_xaxes(
         range=(-0.5, len(groups) - 0.5),
         tickvals=list(range(len(groups))),
@@ -260,6 +264,15 @@ def _points(
         hovertext=[_hover(f"{look.label}, {_place(x, row[x])}", row, unit) for row in records],
         hovertemplate="%{hovertext}<extra></extra>",
     )
+
+
+def _widest_tick(n_groups: int, n_columns: int) -> int:
+    """How many characters fit below a group of bars in the narrowest figure."""
+    return max(LEAST_TICK, int((NARROW - MARGINS) / n_columns / n_groups / TICK_CHARACTER))
+
+
+def _broken(text: str, widest: int) -> str:
+    return "<br>".join(textwrap.wrap(text, widest, break_long_words=False, break_on_hyphens=False))
 
 
 def _bar(points: go.Scatter, look: Look, width: float) -> go.Bar:

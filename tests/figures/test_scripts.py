@@ -98,7 +98,7 @@ def test_a_script_leaves_its_table_its_page_and_where_they_come_from(
     assert origin["claim"] == module.FIGURE.claim
     assert origin["settings"]["quick"]
     assert str(place) not in origin["command"]
-    assert "at most 4 test queries a task" in files["html"].read_text()
+    assert "quick run" in files["html"].read_text()
 
 
 @pytest.mark.usefixtures("unchecked")
