@@ -66,15 +66,15 @@ def compute(setup: Setup):
 def draw(table):
     own = table[table["score"].isin(("MSE", "RMSE", "MAE"))].copy()
     is_mean = own["setting"].str.startswith("mean")
-    own.loc[is_mean, "run"] = "mean of the demonstrations"
-    own["panel"] = own["task"] + ": " + own["score"]
-    own = pooled(own.drop_duplicates(["panel", "run", "seed"]), ["panel", "task", "run"])
+    own.loc[is_mean, "run"] = "Mean of the demonstrations"
+    own["panel"] = own["task"] + "\n" + own["score"]
+    own = pooled(own.drop_duplicates(["panel", "run", "seed"]), ["panel", "run"]).assign(all="")
     labels = mechtv.plots.Labels(
         title="Errors of regression in text",
         y="Error",
         lines=("12 demonstrations in context. Bars: 95 % intervals",),
     )
-    figure = mechtv.plots.tidy_bars(own, labels, x="task", by="run", panel="panel")
+    figure = mechtv.plots.tidy_bars(own, labels, x="all", by="run", panel="panel")
     figure.update_xaxes(matches=None, showticklabels=False)
     return figure.update_yaxes(matches=None, showticklabels=True)
 

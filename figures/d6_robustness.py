@@ -54,7 +54,7 @@ def spread(table, same: dict[str, str]):
 
 def draw(table):
     own = table[(table["split"] == "test") & (table["score"] == VOCABULARY)].copy()
-    own = own[own["method"] == "linear"]
+    own = own[own["method"] == "linear"].sort_values("at", kind="stable")
     own["at"] = own["at"].map("{:g}".format)
     own["varied"] = own["varied"].map(WHAT)
     own = pooled(own, ["varied", "at", "task"])

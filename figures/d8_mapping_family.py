@@ -46,6 +46,7 @@ def draw(table):
         y="dNTP over the vocabulary (nats)",
         lines=("Fitted at the last layer. Bars: 95 % intervals",),
         unit="nats",
+        names={f"mlp-{depth}": f"Residual MLP, depth {depth}" for depth in range(1, 9)},
     )
     return mechtv.plots.tidy_bars(own, labels, x="task", by="mapping", log=True)
 

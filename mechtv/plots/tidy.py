@@ -62,7 +62,8 @@ def tidy_lines(
 ) -> go.Figure:
     """A line for each value of `by` over `x`, a panel for each value of `panel`.
 
-    Rows without an `x` are horizontal lines. Error bars and bands are from `low` to `high`.
+    Numbers are in rising order, names in the table's. Rows without an `x` are horizontal lines.
+    Error bars and bands are from `low` to `high`.
 
     Args:
         log: a logarithmic y axis.
@@ -239,7 +240,8 @@ def _line(
         return list(
             reference_traces(name, look.label, _estimate(rows.to_dict("records")[0]), across, unit)
         )
-    rows = rows.sort_values(x, kind="stable")
+    if pd.api.types.is_numeric_dtype(rows[x]):
+        rows = rows.sort_values(x, kind="stable")
     trace = _points(name, look, rows, rows[x].tolist(), unit, x)
     if len(rows) > 1:
         trace.update(
