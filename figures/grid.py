@@ -54,8 +54,13 @@ OF_TEXTS = {
 
 
 def everything(setup: Setup) -> pd.DataFrame:
-    """All methods at several layers: the cells of D1, D2 and D3."""
-    return grid(setup, EVERY, setup.layers(2, 4))
+    """All methods at every other layer of L1: the cells of D1, D2 and D3."""
+    return grid(setup, EVERY, of_l1(setup)[1::2] or of_l1(setup))
+
+
+def of_l1(setup: Setup) -> tuple[int, ...]:
+    """The layers of L1."""
+    return setup.layers(4, 8)
 
 
 def grid(setup: Setup, methods: tuple[str, ...], layers: tuple[int, ...]) -> pd.DataFrame:

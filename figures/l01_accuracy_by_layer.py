@@ -6,7 +6,7 @@ A figure of *Task Vectors, Learned Not Extracted*; what its options are: `--help
 """
 
 from common import Figure, Setup, comparison_of, main
-from grid import grid
+from grid import grid, of_l1
 
 import mechtv
 
@@ -14,7 +14,7 @@ METHODS = ("zero-shot", "in-context", "hidden_state", "function_vector", "learne
 
 
 def compute(setup: Setup):
-    return grid(setup, METHODS, setup.layers(3, 8))
+    return grid(setup, METHODS, of_l1(setup))
 
 
 def draw(table):
