@@ -236,8 +236,8 @@ def setup_of(
 def run(figure: Figure, setup: Setup) -> pd.DataFrame:
     """Compute a figure's table, draw it, and write both with where they come from.
 
-    OUT gets NAME.html, .png, .svg, .csv and .json; of a run that is not quick the table and its
-    origin go to figures/results too.
+    OUT gets NAME.html, .png, .svg, .csv and .json; of a run that is not quick the last three go to
+    figures/results too.
     """
     began = time.monotonic()
     made_folder(setup.out)
@@ -247,6 +247,8 @@ def run(figure: Figure, setup: Setup) -> pd.DataFrame:
     for ending in ("html", "png", "svg"):
         mechtv.plots.save(drawn, setup.out / f"{figure.name}.{ending}")
     origin = provenance(figure, setup, table, time.monotonic() - began)
+    if not setup.quick:
+        mechtv.plots.save(drawn, RESULTS / f"{figure.name}.svg")
     for folder in (setup.out,) if setup.quick else (setup.out, RESULTS):
         write_whole(folder / f"{figure.name}.csv", table.to_csv(index=False).encode())
         write_whole(folder / f"{figure.name}.json", json.dumps(origin, indent=1).encode())

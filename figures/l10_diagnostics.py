@@ -53,6 +53,19 @@ def draw(table):
     return figure.update_yaxes(matches=None, showticklabels=True)
 
 
+def said(table):
+    own = pooled(table[table["score"] == "log-probability"], ["task", "layer", "depth"])
+    for task, rows in own.groupby("task", sort=False):
+        plain = rows[rows["layer"].isna()].set_index("depth")["value"]
+        for layer, run in rows.groupby("layer"):
+            gain = run.set_index("depth")["value"] - plain
+            half = gain.index[gain >= gain.iloc[-1] / 2].min()
+            yield (
+                f"{task}, θ at layer {layer:.0f}: {gain.iloc[-1]:+.1f} nats at the end, half of it "
+                f"or more first after {half} blocks."
+            )
+
+
 FIGURE = Figure(
     name="l10_diagnostics",
     claim="Under a vector the answer rises in the blocks right behind it, wherever it is added.",
@@ -60,6 +73,7 @@ FIGURE = Figure(
     quick_tasks=("present-past",),
     compute=compute,
     draw=draw,
+    said=said,
 )
 
 if __name__ == "__main__":
