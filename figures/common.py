@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -24,6 +24,7 @@ import plotly.graph_objects as go
 import typer
 
 import mechtv
+from mechtv.errors import InvalidInput
 from mechtv.files import made_folder, write_whole
 from mechtv.forward import keep_at_most
 from mechtv.models import describe
@@ -88,7 +89,7 @@ class Setup:
 
     def learned(self, task: mechtv.Task, layer: int | list[int], seed: int, **options: Any) -> Any:
         """A learned vector, trained once for all scripts."""
-        settings = self.fitting(task, seed) | options
+        settings = fitting(task, self.training) | options
         key = key_of(self.model, task, method="learned", layer=layer, seed=seed, options=settings)
         store = Store(self.out / "cells")
         if store.rows(key) is None:
@@ -135,16 +136,10 @@ class Setup:
             }
             | grid
         )
-        results = run_study(study, self.out / "studies")
-        for notice in results.notices():
-            typer.echo(notice, err=True)
+        results = run_study(study, self.out / "studies", retry_failed=True)
+        if results.notices():
+            raise InvalidInput(" ".join(results.notices()))
         return results.table()
-
-    def fitting(self, task: mechtv.Task, seed: int) -> dict[str, int]:
-        """The training's options, no more examples than there are."""
-        splits = task.splits(seed)
-        most = {"n_train": len(splits.train), "n_validation": len(splits.validation)}
-        return {k: min(v, most.get(k, v)) for k, v in self.training.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +293,13 @@ def provenance(figure: Figure, setup: Setup, table: pd.DataFrame, seconds: float
             for seed in setup.seeds
         },
     }
+
+
+def fitting(task: mechtv.Task, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A training's options, no more examples than the task has."""
+    splits = task.splits(0)
+    most = {"n_train": len(splits.train), "n_validation": len(splits.validation)}
+    return {name: min(v, most[name]) if name in most else v for name, v in options.items()}
 
 
 def pooled(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

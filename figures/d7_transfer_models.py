@@ -14,7 +14,7 @@ from functools import cache, partial
 
 import pandas as pd
 import torch
-from common import Cell, Figure, Setup, main, pooled
+from common import Cell, Figure, Setup, fitting, main, pooled
 
 import mechtv
 from mechtv.evaluation.scoring import Scorer
@@ -76,7 +76,7 @@ def carried(setup: Setup, task, giver: str, receiver: str, seed: int) -> pd.Data
 def methods(setup: Setup, task, seed: int):
     common = {"seed": seed, "progress": False}
     n = 32 if setup.quick else 96
-    training = setup.fitting(task, seed)
+    training = fitting(task, setup.training)
     return {
         "learned": partial(mechtv.learn, **training, **common),
         "hidden_state": partial(mechtv.extract_hidden_state, operation="add", n=n, **common),

@@ -1,7 +1,7 @@
 """The grid of all methods behind D1, D2 and D3, whose cells they share."""
 
 import pandas as pd
-from common import Setup
+from common import Setup, fitting
 
 from mechtv.tasks.sources import TEXT_SOURCES
 
@@ -65,21 +65,10 @@ def of_l1(setup: Setup) -> tuple[int, ...]:
 
 def grid(setup: Setup, methods: tuple[str, ...], layers: tuple[int, ...]) -> pd.DataFrame:
     """The table of these methods at these layers, over the setup's tasks and seeds."""
-    texts = [name for name in setup.tasks if name in TEXT_SOURCES]
-    words = [name for name in setup.tasks if name not in TEXT_SOURCES]
-    kinds = ((words, FULL), (texts, OF_TEXTS))
-    tables = [
-        setup.study(
-            tasks=tasks,
-            methods=[_method(name, QUICK if setup.quick else full) for name in methods],
-            layers=layers,
-            shots=8,
-        )
-        for tasks, full in kinds
-        if tasks
-    ]
+    tables = []
+    for name in setup.tasks:
+        options = QUICK if setup.quick else OF_TEXTS if name in TEXT_SOURCES else FULL
+        task = setup.task(name)
+        own = [{"name": one, **fitting(task, options.get(one, {}))} for one in methods]
+        tables.append(setup.study(tasks=[name], methods=own, layers=layers, shots=8))
     return pd.concat(tables, ignore_index=True)
-
-
-def _method(name: str, options: dict[str, dict[str, object]]) -> dict[str, object]:
-    return {"name": name, **options.get(name, {})}

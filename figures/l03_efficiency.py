@@ -8,7 +8,7 @@ with the same objective, and timed on prompts that are run in full. Run it on a 
 nothing else; its seconds differ from run to run.
 """
 
-from common import Cell, Figure, Setup, main
+from common import Cell, Figure, Setup, fitting, main
 
 import mechtv
 
@@ -28,7 +28,7 @@ def costs(setup: Setup, task, seed: int):
         "learned": setup.learned(task, middle, seed),
         "learned at three layers": setup.learned(task, [early, middle, late], seed),
     }
-    training = setup.fitting(task, seed)
+    training = fitting(task, setup.training)
     baselines = [
         mechtv.train_baseline(setup.model, task, kind, n=size, seed=seed, **training)
         for kind in ("prompt", "prefix", "lora")

@@ -10,7 +10,7 @@ validation split.
 from functools import partial
 
 import pandas as pd
-from common import Cell, Figure, Setup, main, pooled
+from common import Cell, Figure, Setup, fitting, main, pooled
 
 import mechtv
 
@@ -22,7 +22,7 @@ NAMES = {
 
 
 def chosen(setup: Setup, task, seed: int):
-    options = setup.fitting(task, seed)
+    options = fitting(task, setup.training)
     train = partial(mechtv.learn, setup.model, task, seed=seed, progress=False, **options)
     choice = mechtv.choose_layer(setup.model, task, train, setup.depths)
     score = partial(
