@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from builders import tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mechtv
+from mechtv.errors import InvalidInput
 
 SCRIPTS = Path(__file__).parents[2] / "figures"
 NAMES = sorted(script.stem for script in SCRIPTS.glob("[dl][0-9]*_*.py"))
@@ -120,3 +122,36 @@ def test_several_seeds_are_pooled_by_their_means(script):
     )
     (row,) = pooled(table, ["task"]).to_dict("records")
     assert row == pytest.approx({"task": "a", "value": 0.4, "low": 0.25, "high": 1.0, "n": 10})
+
+
+def test_a_task_is_asked_for_no_more_examples_than_it_has(script):
+    task = mechtv.get_task("country-capital")
+    asked = {"n_train": 10**6, "n_validation": 3, "epochs": 4}
+    assert script("common").fitting(task, asked) == {
+        "n_train": len(task.splits(0).train),
+        "n_validation": 3,
+        "epochs": 4,
+    }
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_cell_that_fails_leaves_no_figure(script, place, tmp_path):
+    module = script("l01_accuracy_by_layer")
+    setup = replace(setup_of(script, module.FIGURE, place), tasks=("present-past",), out=tmp_path)
+    with pytest.raises(InvalidInput, match="1 of 1 cells are failed"):
+        setup.study(methods=[{"name": "learned", "n_train": 10**6}], layers=[1], shots=2)
+
+
+def test_a_figure_says_once_what_it_is_of(script, place):
+    common = script("common")
+    setup = setup_of(script, script("l01_accuracy_by_layer").FIGURE, place)
+    drawn = mechtv.plots.tidy_bars(
+        pd.DataFrame({"x": ["a"], "by": ["b"], "value": [0.5]}),
+        mechtv.plots.Labels(title="A title", lines=("tiny · n = 4 test queries",)),
+        x="x",
+        by="by",
+    )
+    common.under_title(drawn, setup)
+    assert drawn.layout.title.subtitle.text == (
+        "present-past · quick run<br>tiny · n = 4 test queries"
+    )
