@@ -4,17 +4,25 @@ import pandas as pd
 from common import Cell, Setup
 
 import mechtv
+from mechtv.analysis import lens_of
 
 WORDS = ("present-past", "singular-plural", "country-capital", "antonym")
 LABELLED = ("sentiment", "topic")
 TASKS = (*WORDS, *LABELLED)
+WHICH = "Accuracy: label-restricted where a task has labels, else full vocabulary"
 FULL, LABELS = "accuracy, full vocabulary", "accuracy, label-restricted"
 
 
-def cells(setup: Setup, compute, layers) -> list[Cell]:
+def cells(setup: Setup, compute, layers, beside: tuple[str, ...] = ()) -> list[Cell]:
     """A cell for each task, seed and layer."""
+    others = tuple(setup.task(name) for name in beside)
     return [
-        Cell(compute=compute, task=setup.task(name), settings={"layer": layer, "seed": seed})
+        Cell(
+            compute=compute,
+            task=setup.task(name),
+            settings={"layer": layer, "seed": seed},
+            beside=others,
+        )
         for name in setup.tasks
         for seed in setup.seeds
         for layer in layers
@@ -58,9 +66,12 @@ def key_heads(setup: Setup, task, layer: int, seed: int) -> pd.DataFrame:
         progress=False,
     )
     heads = ranking.top(0.1)
+    behind = (setup.model.cfg.n_layers - layer) * setup.model.cfg.n_heads
     options = {"n": setup.size(task, seed), "progress": False}
     ablated = mechtv.ablate_heads(setup.model, task, theta, heads, **options)
-    looked_at = mechtv.attention_of_heads(setup.model, task, theta, heads, **options)
+    looked_at = mechtv.attention_of_heads(
+        setup.model, task, theta, heads, n_random=min(20, behind - len(heads)), **options
+    )
     tables = {
         "histogram": ranking.histogram(0.1).rename(columns={"layer": "block"}),
         "ablation": ablated.table(),
@@ -81,23 +92,12 @@ def propagated(setup: Setup, task, layer: int, seed: int) -> pd.DataFrame:
     own = turn.theta.double()
     at_home = {"θ": own, "Qθ": turn.rotation @ own, "Wθ": found.matrix @ own}
     aligned = mechtv.task_alignment(setup.model, task, at_home, seed=seed)
-    tokens = pd.DataFrame(
-        {"vector": name, "tokens": " ".join(map(repr, top_tokens(setup.model, vector)))}
-        for name, vector in at_home.items()
-    )
+    decoded = lens_of(setup.model, at_home, k=5).groupby("vector", sort=False)["token"]
+    tokens = decoded.agg(lambda own: " ".join(map(repr, own))).rename("tokens").reset_index()
     tables = {
         "propagation": found.table(),
-        "rotation": turned.table().rename(
-            columns={"measure": "score", "null_low": "low", "null_high": "high"}
-        ),
+        "rotation": turned.table().rename(columns={"measure": "score"}),
         "alignment": aligned.table().rename(columns={"alignment": "value"}),
         "tokens": tokens,
     }
     return pd.concat([table.assign(kind=kind) for kind, table in tables.items()])
-
-
-def top_tokens(model, vector, k: int = 5) -> list[str]:
-    """The tokens that a vector of the residual stream raises most, read by the unembedding."""
-    direction = vector.to(model.W_U)
-    logits = direction @ model.W_U
-    return [model.tokenizer.decode([token]) for token in logits.topk(k).indices.tolist()]

@@ -5,6 +5,7 @@ does the rest. Finished cells lie in OUT/cells and OUT/studies: they are shared 
 an interrupted script goes on where it was.
 """
 
+import ast
 import hashlib
 import inspect
 import json
@@ -31,12 +32,13 @@ from mechtv.models import describe
 from mechtv.overview import evenly_spread
 from mechtv.progress import progress_bar
 from mechtv.study import Study, run_study
+from mechtv.study.averages import best_layers, over_seeds
 from mechtv.study.code import code_version, meaning
-from mechtv.study.results import SECONDS
 from mechtv.study.store import VECTOR, Store, key_of
 from mechtv.tasks.sources import TEXT_SOURCES
 
 RESULTS = Path(__file__).parent / "results"
+DRAWING = {"draw", "said", "FIGURE"}  # of a script: they change no number
 KEPT = 4 * 2**30  # bytes of prompts' prefixes; texts take more than the usual 1 GiB
 TRAINING = {"epochs": 10, "batch_size": 32}
 QUICK_TRAINING = {"epochs": 4, "batch_size": 32, "n_train": 64, "n_validation": 32}
@@ -107,6 +109,8 @@ class Setup:
                     cell.task,
                     method=cell.compute.__name__,
                     settings=cell.settings | {"n": self.n, "quick": self.quick},
+                    training=self.training,
+                    beside={task.name: task.checksum() for task in cell.beside},
                     source=_source(cell.compute),
                     analysis=code_version("analysis")["code"],
                 )
@@ -148,11 +152,13 @@ class Cell:
 
     Args:
         settings: plain values; they are columns of the table too.
+        beside: other tasks that it takes.
     """
 
     compute: Callable[..., pd.DataFrame]
     task: mechtv.Task
     settings: dict[str, Any] = field(default_factory=dict)
+    beside: tuple[mechtv.Task, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +268,7 @@ def under_title(drawn: go.Figure, setup: Setup) -> go.Figure:
         for name in (model, *(setup.tasks if len(setup.tasks) == 1 else ()))
         if name not in text
     ]
-    about += [] if "test queries" in text else [f"at most {setup.n} test queries a task"]
+    about += [] if "queries" in text else [f"at most {setup.n} test queries a task"]
     about += [f"seeds {', '.join(map(str, setup.seeds))}"] if len(setup.seeds) > 1 else []
     about += ["quick run"] if setup.quick else []
     if not about:
@@ -303,17 +309,34 @@ def fitting(task: mechtv.Task, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pooled(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The mean over seeds of `value`, `low` and `high`, and the sum of `n`."""
-    how = dict.fromkeys(("value", "low", "high"), "mean") | {"n": "sum"}
+    """The mean over seeds of `value`, `low` and `high`, and the smallest `n`.
+
+    The ends are right or too wide, since seeds share queries only in part; unknown if one is.
+    """
+    how = {"value": "mean", "low": _mean_of_all, "high": _mean_of_all, "n": "min"}
     known = {name: how[name] for name in how if name in table}
     return table.groupby(list(by), sort=False, dropna=False, as_index=False).agg(known)
 
 
+def averaged(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """The mean of `value` over what is not alike (tasks, layers): without an interval."""
+    return pooled(table, by)[[*by, "value"]]
+
+
+def _mean_of_all(values: pd.Series) -> float:
+    return values.mean(skipna=False)
+
+
 def comparison_of(table: pd.DataFrame) -> mechtv.MethodComparison:
     """A study's table as a comparison of methods, over its seeds if there are several."""
-    about = [name for name in table if name not in ("value", "low", "high", "n", "seed", *SECONDS)]
-    rows = table if table["seed"].nunique() == 1 else pooled(table, about)
-    return mechtv.MethodComparison(rows=rows)
+    several = table["seed"].nunique() > 1
+    return mechtv.MethodComparison(rows=over_seeds(table) if several else table)
+
+
+def best_of(table: pd.DataFrame) -> pd.DataFrame:
+    """The test scores of each method, in each seed at the layer that is best on validation."""
+    several = table["seed"].nunique() > 1
+    return best_layers(table) if several else comparison_of(table).best()
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -328,9 +351,27 @@ def opened(name: str) -> Any:
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """A checksum of what a function does."""
-    text = meaning(inspect.getsource(function))
+    """A checksum of what a function does with all that stands beside it, but for the drawing."""
+    here = Path(__file__).parent
+    files = {Path(inspect.getfile(function)), here / "cells.py", here / "ridges.py"}
+    files.add(Path(inspect.getfile(mechtv.flexibility)))
+    text = "\n".join(_computing(file) for file in sorted(files))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@lru_cache
+def _computing(file: Path) -> str:
+    tree = ast.parse(file.read_text())
+    tree.body = [node for node in tree.body if not DRAWING & _defined(node)]
+    return meaning(ast.unparse(tree))
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    """The names that a statement gives a value."""
+    if isinstance(node, ast.FunctionDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def _scalars(settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A figure of *Distributional Alignment as a Criterion for Designing Task Vectors 
 Learning*. With `--data`, SST-2, TREC and AG News are read from that folder too.
 """
 
-from common import Figure, comparison_of, main
+from common import Figure, best_of, comparison_of, main
 from grid import QUICK_TASKS, TASKS, TEXTS, everything
 
 import mechtv
@@ -19,8 +19,8 @@ def draw(table):
 
 
 def said(table):
-    best = comparison_of(table).best()
-    own = best[(best["score"] == VOCABULARY) & best["method"].ne("in-context")]
+    best = best_of(table)
+    own = best[(best["score"] == VOCABULARY) & ~best["method"].isin(("in-context", "zero-shot"))]
     for task, rows in own.groupby("task", sort=False):
         row = rows.loc[rows["value"].idxmin()]
         yield f"{task}: lowest dNTP {row['value']:.3g} by {row['method']}."

@@ -7,14 +7,14 @@ Learning*, from the cells of D1.
 """
 
 from cells import accuracy
-from common import Figure, comparison_of, main
+from common import Figure, best_of, main
 from grid import QUICK_TASKS, TASKS, TEXTS, everything
 
 import mechtv
 
 
 def draw(table):
-    own = accuracy(comparison_of(table).best())
+    own = accuracy(best_of(table))
     labels = mechtv.plots.Labels(
         title="Accuracy at the best layer of each method",
         y="Accuracy",
@@ -27,12 +27,14 @@ def draw(table):
 
 
 def said(table):
-    own = accuracy(comparison_of(table).best())
+    own = accuracy(best_of(table))
     wide = own.pivot(index="task", columns="method", values="value")
     vectors = wide.drop(columns=["zero-shot", "in-context"])
-    winners = vectors.idxmax(axis=1).value_counts()
-    yield "Best vector, tasks: " + ", ".join(f"{name} {n}" for name, n in winners.items()) + "."
-    yield "Means: " + ", ".join(f"{name} {v:.2f}" for name, v in wide.mean().items()) + "."
+    wins = vectors.eq(vectors.max(axis=1), axis=0).sum().sort_values(ascending=False, kind="stable")
+    words = ", ".join(f"{name} {n}" for name, n in wins.items() if n)
+    yield f"Best, or as good as the best, of {len(wide)} tasks: {words}."
+    means = ", ".join(f"{name} {value:.2f}" for name, value in wide.mean().items())
+    yield f"Means over tasks, label-restricted where there are labels: {means}."
 
 
 FIGURE = Figure(

@@ -64,11 +64,9 @@ def compute(setup: Setup):
 
 
 def draw(table):
-    own = table[table["score"].isin(("MSE", "RMSE", "MAE"))].copy()
-    is_mean = own["setting"].str.startswith("mean")
-    own.loc[is_mean, "run"] = "Mean of the demonstrations"
+    own = errors(table)
     own["panel"] = own["task"] + "\n" + own["score"]
-    own = pooled(own.drop_duplicates(["panel", "run", "seed"]), ["panel", "run"]).assign(all="")
+    own = pooled(own, ["panel", "run"]).assign(all="")
     labels = mechtv.plots.Labels(
         title="Errors of regression in text",
         y="Error",
@@ -79,8 +77,16 @@ def draw(table):
     return figure.update_yaxes(matches=None, showticklabels=True)
 
 
+def errors(table):
+    """Each run's errors once, those of the mean training answer among them."""
+    own = table[table["score"].isin(("MSE", "RMSE", "MAE"))].copy()
+    own.loc[own["setting"].str.startswith("mean"), "run"] = "mean of the training answers"
+    return own.drop_duplicates(["task", "run", "seed", "score"])
+
+
 def said(table):
-    own = table[table["score"] == "MSE"].drop_duplicates(["task", "run", "seed"])
+    own = errors(table)
+    own = pooled(own[own["score"] == "MSE"], ["task", "run"])
     for task, rows in own.groupby("task", sort=False):
         words = (f"{row['run']} {row['value']:.3g}" for row in rows.to_dict("records"))
         yield f"{task}, MSE: {', '.join(words)}."

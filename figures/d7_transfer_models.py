@@ -14,14 +14,15 @@ from functools import cache, partial
 
 import pandas as pd
 import torch
-from common import Cell, Figure, Setup, fitting, main, pooled
+from common import Cell, Figure, Setup, averaged, fitting, main
 
 import mechtv
 from mechtv.evaluation.scoring import Scorer
 from mechtv.seeds import torch_rng
 
 OTHER = "gemma-3-270m"
-DEPTHS = (0.25, 0.5, 0.75)
+MIDDLE = 0.5
+DEPTHS = (0.25, MIDDLE, 0.75)
 SHOTS = 8
 ROLES = {
     "giver": "On the giving model",
@@ -58,7 +59,7 @@ def carried(setup: Setup, task, giver: str, receiver: str, seed: int) -> pd.Data
         own, native = (make(model, task, model.cfg.n_layers // 2) for model in models)
         rows.append(row(scorers[0], "giver", method, own))
         rows.append(row(scorers[1], "receiver, its own", method, native))
-        for depth in DEPTHS[1:2] if setup.quick else DEPTHS:
+        for depth in [MIDDLE] if setup.quick else DEPTHS:
             layer = round(depth * models[1].cfg.n_layers)
             there = mechtv.carry_vector(
                 own,
@@ -68,8 +69,9 @@ def carried(setup: Setup, task, giver: str, receiver: str, seed: int) -> pd.Data
                 mapping=mapping_between(giver, receiver),
                 seed=seed,
             )
-            rows.append(row(scorers[1], "receiver, carried", method, there))
-            rows.append(row(scorers[1], "receiver, random", method, shuffled(there, seed)))
+            other = shuffled(there, seed)
+            rows.append(row(scorers[1], "receiver, carried", method, there, depth))
+            rows.append(row(scorers[1], "receiver, random", method, other, depth))
     return pd.DataFrame(rows)
 
 
@@ -98,13 +100,14 @@ def shuffled(vector, seed: int):
     return replace(vector, edits=edits)
 
 
-def row(scorer, role: str, method: str, vector) -> dict[str, object]:
+def row(scorer, role: str, method: str, vector, depth: float = MIDDLE) -> dict[str, object]:
     scores = scorer.score(method, vector)
-    accuracy, dntp = scores.evaluation.accuracy, scores.divergences[1].estimate
+    accuracy, dntp = scores.evaluation.accuracy, scores.divergences[-1].estimate
     return {
         "role": role,
         "method": method,
         "at": None if vector is None else vector.sites[0].layer,
+        "depth": None if vector is None else depth,
         "accuracy": accuracy.value,
         "low": accuracy.low,
         "high": accuracy.high,
@@ -132,29 +135,32 @@ def compute(setup: Setup):
     )
 
 
+def middle(table):
+    """The mean over seeds and tasks, of vectors at the middle of both models."""
+    own = table[table["depth"].isna() | (table["depth"] == MIDDLE)]
+    own = own.assign(value=own["accuracy"], way=own["giver"] + " to " + own["receiver"])
+    return averaged(own, ["way", "role", "method"])
+
+
 def draw(table):
-    own = table.assign(value=table["accuracy"], way=table["giver"] + " to " + table["receiver"])
-    best = own.groupby(["way", "task", "role", "method", "seed"], sort=False)["value"].idxmax()
-    best = pooled(own.loc[best], ["way", "role", "method", "task"])
-    mean = pooled(best, ["way", "role", "method"])
     labels = mechtv.plots.Labels(
         title="Vectors carried to another model",
-        y="Accuracy",
-        lines=("Means over tasks, each at its best depth; bars: means of 95 % intervals",),
+        y="Accuracy (full vocabulary)",
+        lines=("Means over tasks, from the middle of one model to the middle of the other",),
         names=ROLES,
     )
-    return mechtv.plots.tidy_bars(mean, labels, x="role", by="method", panel="way", share=True)
+    return mechtv.plots.tidy_bars(
+        middle(table), labels, x="role", by="method", panel="way", share=True
+    )
 
 
 def said(table):
-    for (giver, receiver), own in table.groupby(["giver", "receiver"], sort=False):
-        best = own.groupby(["method", "role"])["accuracy"].max().unstack()
-        for method in best.dropna(subset=["receiver, carried"]).index:
-            one = best.loc[method]
-            yield (
-                f"{giver} to {receiver}, {method}: carried {one['receiver, carried']:.2f}, "
-                f"random {one['receiver, random']:.2f}, its own {one['receiver, its own']:.2f}."
-            )
+    wide = middle(table).pivot(index=["way", "method"], columns="role", values="value")
+    for (way, method), one in wide.dropna(subset=["receiver, carried"]).iterrows():
+        yield (
+            f"{way}, {method}, means over tasks: carried {one['receiver, carried']:.2f}, "
+            f"random {one['receiver, random']:.2f}, its own {one['receiver, its own']:.2f}."
+        )
 
 
 FIGURE = Figure(

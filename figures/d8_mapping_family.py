@@ -6,21 +6,29 @@ A figure of *Distributional Alignment as a Criterion for Designing Task Vectors 
 Learning*.
 """
 
-from cells import accuracy
+import pandas as pd
+from cells import WHICH, accuracy
 from common import Cell, Figure, Setup, main, pooled
 
 import mechtv
 
 VOCABULARY = "dNTP over vocabulary"
+SHOTS = 8
+WHAT = {
+    VOCABULARY: "dNTP over the vocabulary (nats)",
+    "state MSE": "Error of the state (mean square)",
+    "accuracy": "Accuracy",
+}
 
 
 def mapped(setup: Setup, task, seed: int):
-    few = {"n": 32, "epochs": 3, "depths": (1, 2)} if setup.quick else {"n": 256}
+    most = len(task.splits(seed).train) - SHOTS
+    few = {"n": 32, "epochs": 3, "depths": (1, 2)} if setup.quick else {"n": min(256, most)}
     table = mechtv.compare_mappings(
         setup.model,
         task,
         setup.model.cfg.n_layers - 1,
-        shots=8,
+        shots=SHOTS,
         n_test=setup.size(task, seed),
         ridge=1e4,
         seed=seed,
@@ -40,15 +48,17 @@ def compute(setup: Setup):
 
 
 def draw(table):
-    own = pooled(table[table["score"] == VOCABULARY], ["task", "mapping"])
+    plain = table[table["score"].isin((VOCABULARY, "state MSE"))]
+    own = pooled(
+        pd.concat([plain, accuracy(table).assign(score="accuracy")]), ["score", "task", "mapping"]
+    )
     labels = mechtv.plots.Labels(
         title="Maps of the zero-shot state to the in-context one",
-        y="dNTP over the vocabulary (nats)",
-        lines=("Fitted at the last layer. Bars: 95 % intervals",),
-        unit="nats",
-        names={f"mlp-{depth}": f"Residual MLP, depth {depth}" for depth in range(1, 9)},
+        lines=(WHICH, "Fitted at the last layer. Bars: 95 % intervals"),
+        names=WHAT | {f"mlp-{depth}": f"Residual MLP, depth {depth}" for depth in range(1, 17)},
     )
-    return mechtv.plots.tidy_bars(own, labels, x="task", by="mapping", log=True)
+    figure = mechtv.plots.tidy_bars(own, labels, x="task", by="mapping", panel="score")
+    return figure.update_yaxes(matches=None, showticklabels=True)
 
 
 def said(table):

@@ -35,7 +35,7 @@ FULL = {
     "learned": {"epochs": 10, "batch_size": 32, "n_train": 150, "n_validation": 60},
     "learned-dntp": {"epochs": 10, "batch_size": 32, "n_train": 150, "n_validation": 60},
 }
-# Texts are some ten times as long as words, so fewer of them are read.
+# Texts and sentences are many times as long as words, so fewer of them are read.
 OF_TEXTS = {
     "hidden_state": {"n": 32, "shots": 5},
     "function_vector": {"n": 24, "n_shuffled": 12, "shots": 5},
@@ -67,8 +67,9 @@ def grid(setup: Setup, methods: tuple[str, ...], layers: tuple[int, ...]) -> pd.
     """The table of these methods at these layers, over the setup's tasks and seeds."""
     tables = []
     for name in setup.tasks:
-        options = QUICK if setup.quick else OF_TEXTS if name in TEXT_SOURCES else FULL
         task = setup.task(name)
+        long = name in TEXT_SOURCES or task.labels is not None
+        options = QUICK if setup.quick else OF_TEXTS if long else FULL
         own = [{"name": one, **fitting(task, options.get(one, {}))} for one in methods]
         tables.append(setup.study(tasks=[name], methods=own, layers=layers, shots=8))
     return pd.concat(tables, ignore_index=True)

@@ -5,8 +5,8 @@
 The flexibility table of *Task Vectors, Learned Not Extracted*.
 """
 
-from cells import accuracy
-from common import Cell, Figure, Setup, main, pooled
+from cells import WHICH, accuracy
+from common import Cell, Figure, Setup, averaged, main, pooled
 
 import mechtv
 
@@ -34,11 +34,16 @@ def placed(setup: Setup, task, seed: int):
     )
 
 
+def longer(task):
+    """Word pairs as questions, so that there are five positions; other tasks as they are."""
+    return task.with_template("qa") if "{input}" in task.template.text else task
+
+
 def compute(setup: Setup):
     return setup.table(
         [
-            Cell(compute=placed, task=setup.task(name).with_template("qa"), settings={"seed": seed})
-            for name in setup.tasks
+            Cell(compute=placed, task=task, settings={"seed": seed})
+            for task in (longer(setup.task(name)) for name in setup.tasks)
             for seed in setup.seeds
         ]
     )
@@ -51,16 +56,20 @@ def draw(table):
     labels = mechtv.plots.Labels(
         title="Accuracy by the place of the vector",
         y="Accuracy",
-        lines=("Bars: 95 % intervals. In the k-shot prompt the vector acts behind demonstrations",),
+        lines=(
+            WHICH,
+            "Bars: 95 % intervals. In the k-shot prompt the vector acts behind demonstrations",
+        ),
     )
     return mechtv.plots.tidy_bars(own, labels, x="place", by="method", panel="task", share=True)
 
 
 def said(table):
-    best = accuracy(table).groupby(["task", "method"], sort=False)["value"].max().unstack()
-    for task, row in best.iterrows():
-        words = ", ".join(f"{name} {value:.2f}" for name, value in row.dropna().items())
-        yield f"{task}: best place of each: {words}."
+    own = accuracy(table)
+    own = averaged(own[~own["method"].isin(("zero-shot", "in-context"))], ["place", "method"])
+    for place, rows in own.groupby("place", sort=False):
+        words = (f"{row['method']} {row['value']:.2f}" for row in rows.to_dict("records"))
+        yield f"{place}, mean over tasks: {', '.join(words)}."
 
 
 FIGURE = Figure(

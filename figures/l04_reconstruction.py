@@ -5,13 +5,15 @@
 A figure of *Task Vectors, Learned Not Extracted*.
 """
 
-from cells import TASKS, cells, reconstructed
-from common import Figure, Setup, main, pooled
+import pandas as pd
+from cells import TASKS, WHICH, accuracy, cells, reconstructed
+from common import Figure, Setup, averaged, main, pooled
 
 import mechtv
 
 SHARE = "share of the gain recovered"
 NULL = "random, norm and cosine of OV"
+WHAT = {"accuracy": "Accuracy", SHARE: "Share of θ's gain"}
 
 
 def compute(setup: Setup):
@@ -19,18 +21,27 @@ def compute(setup: Setup):
 
 
 def draw(table):
-    own = table[(table["score"] == SHARE) & (table["part"] != "theta")].copy()
-    is_null = own["null"].fillna("") == "norm and cosine"
-    own.loc[is_null, "part"] = NULL
-    own = pooled(own[is_null | (own["null"].fillna("") == "")], ["task", "layer", "part"])
+    null = table["null"].fillna("")
+    is_null = (null == "norm and cosine") & (table["part"] == "OV")
+    own = table.assign(part=table["part"].mask(is_null, NULL))[is_null | (null == "")]
+    shares = own[(own["score"] == SHARE) & ~own["part"].isin(("theta", "zero-shot"))]
+    accuracies = accuracy(own).assign(score="accuracy")
+    both = pd.concat([accuracies, shares]).sort_values("task", kind="stable")
+    several = both["task"].nunique() > 1
+    both["panel"] = (both["task"] + "\n" if several else "") + both["score"].map(WHAT)
     labels = mechtv.plots.Labels(
         title="What OV circuits and MLPs do in the vector's place",
         x="Layer at whose input θ is added",
-        y="Share of θ's gain in log-probability",
-        lines=("Zero-shot is 0, the whole vector 1. Bars: 95 % intervals",),
+        lines=(
+            WHICH,
+            "Gain: in log-probability; zero-shot is 0, the whole vector 1. Bars: 95 % intervals",
+        ),
+        names={"theta": "θ itself"},
     )
-    own = own[own["part"] != "zero-shot"]
-    return mechtv.plots.tidy_lines(own, labels, x="layer", by="part", panel="task")
+    figure = mechtv.plots.tidy_lines(
+        pooled(both, ["panel", "layer", "part"]), labels, x="layer", by="part", panel="panel"
+    )
+    return figure.update_yaxes(matches=None, showticklabels=True)
 
 
 def said(table):
@@ -39,6 +50,9 @@ def said(table):
     more = int((wide["MLP"] > wide["OV"]).sum())
     yield f"OV circuits alone recover {wide['OV'].min():.2f} to {wide['OV'].max():.2f} of the gain."
     yield f"MLPs alone recover more in {more} of {len(wide)} cells."
+    found = averaged(accuracy(table[table["null"].fillna("") == ""]), ["part"])
+    words = ", ".join(f"{row['part']} {row['value']:.2f}" for row in found.to_dict("records"))
+    yield f"Accuracy, mean over tasks and layers: {words}."
 
 
 FIGURE = Figure(

@@ -25,7 +25,7 @@ def draw(table):
         title="Where the key heads lie",
         x="Block",
         y="Share of the block's heads",
-        lines=("Key heads: a tenth of the heads behind θ, by saliency",),
+        lines=("Key heads: a tenth of the heads behind θ, by saliency on validation queries",),
     )
     return mechtv.plots.tidy_lines(own, labels, x="block", by="layer", panel="task")
 

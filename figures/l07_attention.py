@@ -6,7 +6,7 @@ A figure of *Task Vectors, Learned Not Extracted*.
 """
 
 from cells import TASKS, cells, key_heads, of_kind
-from common import Figure, Setup, main, pooled
+from common import Figure, Setup, averaged, main
 
 import mechtv
 
@@ -16,11 +16,11 @@ def compute(setup: Setup):
 
 
 def draw(table):
-    own = pooled(table, ["task", "group", "part"])
+    own = averaged(table, ["task", "group", "part"])
     labels = mechtv.plots.Labels(
         title="What key heads attend to",
         y="Share of the last token's attention",
-        lines=("Means over injection layers and seeds; bars: 95 % intervals over heads",),
+        lines=("Means over early, middle and late vectors, seeds and heads",),
         names={"key": "Key heads", "random": "Random heads"},
     )
     return mechtv.plots.tidy_bars(own, labels, x="part", by="group", panel="task", share=True)

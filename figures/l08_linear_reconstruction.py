@@ -6,7 +6,7 @@ A figure of *Task Vectors, Learned Not Extracted*. A quick run fits W in the spa
 perturbations alone.
 """
 
-from cells import TASKS, accuracy, cells, of_kind, propagated
+from cells import TASKS, WHICH, accuracy, cells, of_kind, propagated
 from common import Figure, Setup, main, pooled
 
 import mechtv
@@ -29,15 +29,22 @@ def draw(table):
         title="The vector's effect as one linear map",
         x="Layer at whose input θ is added",
         y="Accuracy",
-        lines=("Wθ and the mean effect are added behind the last block. Bars: 95 % intervals",),
+        lines=(
+            WHICH,
+            "Wθ and the mean effect are added behind the last block. Bars: 95 % intervals",
+        ),
         names=NAMES,
     )
     return mechtv.plots.tidy_lines(own, labels, x="layer", by="setting", panel="task", share=True)
 
 
 def said(table):
-    fit = table[table["score"] == "R²"]["value"]
-    yield f"Held-out R² is {fit.min():.3f} to {fit.max():.3f}."
+    held = table[(table["setting"] == "held-out perturbations") & (table["queries"] == "test")]
+    fit, centred = (held[held["score"] == score]["value"] for score in ("R²", "R², centred"))
+    yield (
+        f"R² on held-out perturbations and queries is {fit.min():.3f} to {fit.max():.3f}; with the "
+        f"mean effect left out {centred.min():.3f} to {centred.max():.3f}."
+    )
     wide = accuracy(table[table["setting"].isin(NAMES)]).pivot_table(
         index=["task", "layer", "seed"], columns="setting", values="value"
     )

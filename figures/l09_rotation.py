@@ -21,7 +21,12 @@ def compute(setup: Setup):
 
 def draw(table):
     turned = table[(table["kind"] == "rotation") & (table["score"] == COSINE)]
-    random = turned.assign(value=turned["null_mean"], series=f"{COSINE}, random vectors")
+    random = turned.assign(
+        value=turned["null_mean"],
+        low=turned["null_low"],
+        high=turned["null_high"],
+        series=f"{COSINE}, random vectors",
+    )
     aligned = table[table["kind"] == "alignment"]
     chance = aligned[aligned["vector"] == "θ"]
     parts = [
@@ -56,8 +61,8 @@ def draw(table):
 
 def said(table):
     turned = table[(table["kind"] == "rotation") & (table["score"] == COSINE)]
-    above = int((turned["value"] > turned["high"]).sum())
-    below = int((turned["value"] < turned["low"]).sum())
+    above = int((turned["value"] > turned["null_high"]).sum())
+    below = int((turned["value"] < turned["null_low"]).sum())
     yield (
         f"{COSINE} is {turned['value'].min():.2f} to {turned['value'].max():.2f}: above the range "
         f"of random vectors in {above} of {len(turned)} maps, below it in {below}."

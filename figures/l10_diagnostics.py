@@ -59,6 +59,9 @@ def said(table):
         plain = rows[rows["layer"].isna()].set_index("depth")["value"]
         for layer, run in rows.groupby("layer"):
             gain = run.set_index("depth")["value"] - plain
+            if gain.iloc[-1] <= 0:
+                yield f"{task}, θ at layer {layer:.0f}: no gain ({gain.iloc[-1]:.1f} nats)."
+                continue
             half = gain.index[gain >= gain.iloc[-1] / 2].min()
             yield (
                 f"{task}, θ at layer {layer:.0f}: {gain.iloc[-1]:+.1f} nats at the end, half of it "

@@ -5,7 +5,7 @@
 A figure of *Task Vectors, Learned Not Extracted*.
 """
 
-from cells import accuracy, cells
+from cells import WHICH, accuracy, cells
 from common import Figure, Setup, main, pooled
 
 import mechtv
@@ -16,17 +16,14 @@ QUICK = ("present-past", "singular-plural", "capitalize")
 
 def carried(setup: Setup, task, layer: int, seed: int):
     """The vectors of all tasks on one task."""
-    vectors = {
-        name: setup.learned(setup.task(name), layer, seed)
-        for name in (QUICK if setup.quick else (*WORDS, "antonym", "english-french"))
-    }
+    vectors = {name: setup.learned(setup.task(name), layer, seed) for name in setup.tasks}
     return mechtv.transfer_matrix(
         setup.model, vectors, [task], n=setup.size(task, seed), seed=seed, progress=False
     ).table()
 
 
 def compute(setup: Setup):
-    return setup.table(cells(setup, carried, [setup.model.cfg.n_layers // 2]))
+    return setup.table(cells(setup, carried, [setup.model.cfg.n_layers // 2], beside=setup.tasks))
 
 
 def draw(table):
@@ -35,7 +32,7 @@ def draw(table):
         title="Learned vectors on other tasks",
         x="Scored on",
         y="Accuracy",
-        lines=("Rows: the task that the vector was learned for. The middle layer",),
+        lines=(WHICH, "Rows: the task that the vector was learned for. The middle layer"),
         names={"zero-shot": "no vector"},
     )
     return mechtv.plots.tidy_heat(own, labels, x="task", y="vector")
@@ -52,10 +49,10 @@ def said(table):
         for row in wide.index
         if row not in (task, "zero-shot")
     ]
-    yield (
-        f"On their own task {sum(own) / len(own):.2f}, on others {sum(others) / len(others):.2f}; "
-        f"without a vector {wide.loc['zero-shot'].mean():.2f}."
-    )
+    without = wide.loc["zero-shot"].mean()
+    yield f"On their own task {sum(own) / len(own):.2f}, without a vector {without:.2f}."
+    if others:
+        yield f"On other tasks {sum(others) / len(others):.2f}, at most {max(others):.2f}."
 
 
 FIGURE = Figure(

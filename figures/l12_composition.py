@@ -7,7 +7,7 @@ A figure of *Task Vectors, Learned Not Extracted*.
 
 import pandas as pd
 from cells import FULL, cells
-from common import Figure, Setup, main, pooled
+from common import Figure, Setup, averaged, main, pooled
 
 import mechtv
 
@@ -25,7 +25,7 @@ def composed(setup: Setup, task, layer: int, seed: int):
 
 
 def compute(setup: Setup):
-    return setup.table(cells(setup, composed, setup.depths))
+    return setup.table(cells(setup, composed, setup.depths, beside=PARTS))
 
 
 def draw(table):
@@ -42,8 +42,10 @@ def draw(table):
 
 
 def said(table):
-    best = pooled(table[table["score"] == FULL], ["layer", "part"]).groupby("part")["value"].max()
-    yield "Accuracy, best layer: " + ", ".join(f"{n} {v:.2f}" for n, v in best.items()) + "."
+    for score, name in ((FULL, "Accuracy"), ("log-probability", "Log-probability (nats)")):
+        own = averaged(table[table["score"] == score], ["part"])
+        words = ", ".join(f"{row['part']} {row['value']:.2f}" for row in own.to_dict("records"))
+        yield f"{name}, mean over layers: {words}."
 
 
 FIGURE = Figure(

@@ -61,7 +61,7 @@ def draw(table):
 
 
 def said(table):
-    now = table[table["score"] == "immediate reward"]
+    now = pooled(table[table["score"] == "immediate reward"], ["task", "setting"])
     for row in now.to_dict("records"):
         yield (
             f"{row['task']}, {row['setting']}: immediate in {row['value']:.2f} "
@@ -71,7 +71,8 @@ def said(table):
 
 FIGURE = Figure(
     name="l13_delayed_reward",
-    claim="A learned vector makes the model wait for the larger reward, as demonstrations do.",
+    claim="A learned vector makes the model prefer what it was trained on, here the immediate "
+    "reward, more than demonstrations do.",
     tasks=("delayed-reward", "delayed-reward-open"),
     quick_tasks=("delayed-reward",),
     compute=compute,

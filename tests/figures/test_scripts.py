@@ -121,7 +121,7 @@ def test_several_seeds_are_pooled_by_their_means(script):
         {"task": "a", "seed": [0, 1], "value": [0.2, 0.6], "low": [0.1, 0.4], "high": 1.0, "n": 5}
     )
     (row,) = pooled(table, ["task"]).to_dict("records")
-    assert row == pytest.approx({"task": "a", "value": 0.4, "low": 0.25, "high": 1.0, "n": 10})
+    assert row == pytest.approx({"task": "a", "value": 0.4, "low": 0.25, "high": 1.0, "n": 5})
 
 
 def test_a_task_is_asked_for_no_more_examples_than_it_has(script):
