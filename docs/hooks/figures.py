@@ -4,7 +4,9 @@ Each has what the paper claims, what was found, its picture, its table, and wher
 """
 
 import ast
+import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def _section(origin: Path) -> str:
     title = (
         (ast.get_docstring(ast.parse(script.read_text())) or name).partition("\n")[0].rstrip(".")
     )
-    found = "\n".join(f"- {sentence}" for sentence in about["said"]) or "- See the picture."
+    found = "\n".join(f"- {_escaped(one)}" for one in about["said"]) or "- See the picture."
     settings = about["settings"]
     whence = (
         f"[Table]({FOLDER}/{name}.csv)",
@@ -66,6 +68,11 @@ def _section(origin: Path) -> str:
             " · ".join(whence),
         ]
     )
+
+
+def _escaped(sentence: str) -> str:
+    """A sentence that may hold any tokens, as Markdown."""
+    return re.sub(r"([\\`*_\[\]])", r"\\\1", html.escape(sentence, quote=False))
 
 
 def _origins(config: MkDocsConfig) -> list[Path]:
