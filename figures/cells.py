@@ -6,9 +6,7 @@ from common import Cell, Setup
 import mechtv
 from mechtv.analysis import lens_of
 
-WORDS = ("present-past", "singular-plural", "country-capital", "antonym")
-LABELLED = ("sentiment", "topic")
-TASKS = (*WORDS, *LABELLED)
+TASKS = ("present-past", "singular-plural", "sentiment", "topic")
 WHICH = "Accuracy: label-restricted where a task has labels, else full vocabulary"
 FULL, LABELS = "accuracy, full vocabulary", "accuracy, label-restricted"
 

@@ -40,7 +40,7 @@ from mechtv.tasks.sources import TEXT_SOURCES
 RESULTS = Path(__file__).parent / "results"
 DRAWING = {"draw", "said", "FIGURE"}  # of a script: they change no number
 KEPT = 4 * 2**30  # bytes of prompts' prefixes; texts take more than the usual 1 GiB
-TRAINING = {"epochs": 10, "batch_size": 32}
+TRAINING = {"epochs": 10, "batch_size": 32, "n_train": 150, "n_validation": 60}
 QUICK_TRAINING = {"epochs": 4, "batch_size": 32, "n_train": 64, "n_validation": 32}
 
 

@@ -1,7 +1,7 @@
 """The grid of all methods behind D1, D2 and D3, whose cells they share."""
 
 import pandas as pd
-from common import Setup, fitting
+from common import TRAINING, Setup, fitting
 
 from mechtv.tasks.sources import TEXT_SOURCES
 
@@ -32,8 +32,8 @@ QUICK = {
 FULL = {
     "i2cl": {"epochs": 30},
     "linear": {"n": 128, "shots": 8, "ridge": 1e4},
-    "learned": {"epochs": 10, "batch_size": 32, "n_train": 150, "n_validation": 60},
-    "learned-dntp": {"epochs": 10, "batch_size": 32, "n_train": 150, "n_validation": 60},
+    "learned": TRAINING,
+    "learned-dntp": TRAINING,
 }
 # Texts and sentences are many times as long as words, so fewer of them are read.
 OF_TEXTS = {

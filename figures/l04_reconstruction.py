@@ -17,7 +17,7 @@ WHAT = {"accuracy": "Accuracy", SHARE: "Share of θ's gain"}
 
 
 def compute(setup: Setup):
-    return setup.table(cells(setup, reconstructed, setup.layers(2, 5)))
+    return setup.table(cells(setup, reconstructed, setup.depths))
 
 
 def draw(table):
