@@ -115,6 +115,21 @@ def test_a_second_run_computes_nothing_and_gives_the_same_bytes(script, place, m
     assert (place / "out" / "l04_reconstruction.csv").read_bytes() == before
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "name", ["l04_reconstruction", "l12_composition", "d2_dntp_against_accuracy"]
+)
+def test_from_nothing_the_same_seed_gives_the_same_bytes(script, place, tmp_path, name):
+    module, common = script(name), script("common")
+    written = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        common.run(module.FIGURE, replace(setup_of(script, module.FIGURE, place), out=folder))
+        table = pd.read_csv(folder / f"{name}.csv")
+        timed = [column for column in table if column.startswith("seconds")]
+        written.append(table.drop(columns=timed).to_csv())
+    assert written[0] == written[1]
+
+
 def test_several_seeds_are_pooled_by_their_means(script):
     pooled = script("common").pooled
     table = pd.DataFrame(

@@ -140,3 +140,34 @@ def test_a_table_without_what_is_drawn_is_one_sentence(change, sentence, draw):
 def test_a_pair_that_stands_twice_is_one_sentence():
     with pytest.raises(InvalidInput, match="a pair of layer and series twice"):
         tidy_heat(table(), LABELS, x="layer", y="series")
+
+
+def test_names_on_the_axis_keep_the_order_of_the_table():
+    own = table().dropna().assign(layer=lambda t: t["layer"].map({8.0: "5", 4.0: "10000"}))
+    figure = tidy_lines(own, LABELS, x="layer", by="series", panel="task")
+    assert list(figure.data[0].x) == ["5", "10000"]  # not "10000" first, as letters would be
+
+
+def test_names_below_bars_break_between_words_where_the_room_ends():
+    own = table().dropna()
+    places = {8.0: "every 4th layer, last 5 positions", 4.0: "last token"}
+    own = own.assign(layer=own["layer"].map(places))
+    wide = tidy_bars(own, LABELS, x="layer", by="series").layout.xaxis.ticktext
+    assert wide == ("every 4th layer, last 5 positions", "last token")
+    narrow = tidy_bars(own, LABELS, x="layer", by="series", panel="task").layout.xaxis.ticktext
+    assert narrow == ("every 4th layer,<br>last 5 positions", "last token")
+
+
+def test_without_intervals_there_are_no_caps():
+    own = table().dropna().drop(columns=["low", "high"])
+    assert not any(
+        trace.error_y.visible for trace in tidy_bars(own, LABELS, x="layer", by="series").data
+    )
+    assert all(trace.error_y.visible for trace in bars().data)
+
+
+def test_a_heading_may_have_several_lines():
+    own = table().assign(task=lambda t: t["task"] + "\nlog-probability")
+    figure = tidy_lines(own, LABELS, x="layer", by="series", panel="task")
+    assert figure.layout.annotations[0].text == "plural<br>log-probability"
+    assert figure.layout.margin.t > lines().layout.margin.t
