@@ -26,7 +26,9 @@ def draw(table):
     own = table.assign(part=table["part"].mask(is_null, NULL))[is_null | (null == "")]
     shares = own[(own["score"] == SHARE) & ~own["part"].isin(("theta", "zero-shot"))]
     accuracies = accuracy(own).assign(score="accuracy")
-    both = pd.concat([accuracies, shares]).sort_values("task", kind="stable")
+    order = {task: place for place, task in enumerate(table["task"].unique())}
+    both = pd.concat([accuracies, shares])
+    both = both.sort_values("task", key=lambda task: task.map(order), kind="stable")
     several = both["task"].nunique() > 1
     both["panel"] = (both["task"] + "\n" if several else "") + both["score"].map(WHAT)
     labels = mechtv.plots.Labels(
@@ -34,13 +36,12 @@ def draw(table):
         x="Layer at whose input θ is added",
         lines=(
             WHICH,
-            "Gain: in log-probability; zero-shot is 0, the whole vector 1. Bars: 95 % intervals",
+            "Gain in log-probability: zero-shot 0, θ 1. Bars: 95 % intervals",
         ),
         names={"theta": "θ itself"},
     )
-    figure = mechtv.plots.tidy_lines(
-        pooled(both, ["panel", "layer", "part"]), labels, x="layer", by="part", panel="panel"
-    )
+    own = pooled(both, ["panel", "layer", "part"])
+    figure = mechtv.plots.tidy_lines(own, labels, x="layer", by="part", panel="panel", columns=2)
     return figure.update_yaxes(matches=None, showticklabels=True)
 
 

@@ -59,6 +59,7 @@ def tidy_lines(
     panel: str | None = None,
     log: bool = False,
     share: bool = False,
+    columns: int = COLUMNS,
 ) -> go.Figure:
     """A line for each value of `by` over `x`, a panel for each value of `panel`.
 
@@ -68,11 +69,12 @@ def tidy_lines(
     Args:
         log: a logarithmic y axis.
         share: the y axis runs from 0 to 1.
+        columns: how many panels stand side by side, at most.
 
     Raises:
         InvalidInput: if the table lacks a column, or has no rows.
     """
-    figure, places = _panels(table, labels, panel, (x, by))
+    figure, places = _panels(table, labels, panel, (x, by), columns)
     looks = looks_of(table[by].unique().tolist(), labels)
     ends = _ends(table[x])
     for (row, col), (_, own) in zip(places, _groups(table, panel), strict=True):
@@ -93,17 +95,18 @@ def tidy_bars(
     panel: str | None = None,
     log: bool = False,
     share: bool = False,
+    columns: int = COLUMNS,
 ) -> go.Figure:
     """Groups of bars: a group for each value of `x`, a bar for each value of `by`.
 
     Args:
-        panel, log, share: as in `tidy_lines`; on a logarithmic axis there are points, since bars
-            have no zero to begin at.
+        panel, log, share, columns: as in `tidy_lines`; on a logarithmic axis there are points,
+            since bars have no zero to begin at.
 
     Raises:
         InvalidInput: if the table lacks a column, or has no rows.
     """
-    figure, places = _panels(table, labels, panel, (x, by))
+    figure, places = _panels(table, labels, panel, (x, by), columns)
     looks = looks_of(table[by].unique().tolist(), labels)
     groups = [str(value) for value in table[x].unique()]
     n = len(looks)
@@ -200,11 +203,11 @@ def _called(look: Look, label: str) -> Look:
 
 
 def _panels(
-    table: pd.DataFrame, labels: Labels, panel: str | None, columns: Sequence[str]
+    table: pd.DataFrame, labels: Labels, panel: str | None, needed: Sequence[str], columns: int
 ) -> tuple[go.Figure, list[tuple[int, int]]]:
-    _check(table, [*columns, *([panel] if panel else [])])
+    _check(table, [*needed, *([panel] if panel else [])])
     names = [labels.of(value) for value in table[panel].unique()] if panel else [""]
-    return panels(labels.title, labels.lines, names, columns=COLUMNS, titles=(labels.x, labels.y))
+    return panels(labels.title, labels.lines, names, columns=columns, titles=(labels.x, labels.y))
 
 
 def _check(table: pd.DataFrame, columns: Sequence[str]) -> None:
