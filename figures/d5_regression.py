@@ -72,9 +72,9 @@ def draw(table):
         y="Error",
         lines=("12 demonstrations in context. Bars: 95 % intervals",),
     )
-    figure = mechtv.plots.tidy_bars(own, labels, x="all", by="run", panel="panel")
+    figure = mechtv.plots.tidy_bars(own, labels, x="all", by="run", panel="panel", own_y=True)
     figure.update_xaxes(matches=None, showticklabels=False)
-    return figure.update_yaxes(matches=None, showticklabels=True)
+    return figure
 
 
 def errors(table):

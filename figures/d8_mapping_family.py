@@ -57,8 +57,7 @@ def draw(table):
         lines=(WHICH, "Fitted at the last layer. Bars: 95 % intervals"),
         names=WHAT | {f"mlp-{depth}": f"Residual MLP, depth {depth}" for depth in range(1, 17)},
     )
-    figure = mechtv.plots.tidy_bars(own, labels, x="task", by="mapping", panel="score")
-    return figure.update_yaxes(matches=None, showticklabels=True)
+    return mechtv.plots.tidy_bars(own, labels, x="task", by="mapping", panel="score", own_y=True)
 
 
 def said(table):

@@ -61,8 +61,9 @@ def draw(table):
         lines=("Bars: 95 % intervals of accuracies",),
         names=COLUMNS | NAMES,
     )
-    figure = mechtv.plots.tidy_bars(long(table), labels, x="task", by="setting", panel="what")
-    return figure.update_yaxes(matches=None, showticklabels=True)
+    return mechtv.plots.tidy_bars(
+        long(table), labels, x="task", by="setting", panel="what", own_y=True
+    )
 
 
 def long(table):

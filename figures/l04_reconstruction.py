@@ -41,8 +41,9 @@ def draw(table):
         names={"theta": "θ itself"},
     )
     own = pooled(both, ["panel", "layer", "part"])
-    figure = mechtv.plots.tidy_lines(own, labels, x="layer", by="part", panel="panel", columns=2)
-    return figure.update_yaxes(matches=None, showticklabels=True)
+    return mechtv.plots.tidy_lines(
+        own, labels, x="layer", by="part", panel="panel", columns=2, own_y=True
+    )
 
 
 def said(table):

@@ -49,8 +49,7 @@ def draw(table):
         lines=("Bars: 95 % intervals",),
         names={"zero-shot": "No vector"},
     )
-    figure = mechtv.plots.tidy_lines(own, labels, x="depth", by="run", panel="panel")
-    return figure.update_yaxes(matches=None, showticklabels=True)
+    return mechtv.plots.tidy_lines(own, labels, x="depth", by="run", panel="panel", own_y=True)
 
 
 def said(table):

@@ -37,8 +37,7 @@ def draw(table):
         lines=("masculine-feminine-french: from an English word to the French feminine one",),
         names={"log-probability": "Log-probability (nats)", FULL: "Accuracy (full vocabulary)"},
     )
-    figure = mechtv.plots.tidy_bars(own, labels, x="layer", by="part", panel="score")
-    return figure.update_yaxes(matches=None, showticklabels=True)
+    return mechtv.plots.tidy_bars(own, labels, x="layer", by="part", panel="score", own_y=True)
 
 
 def said(table):

@@ -22,6 +22,7 @@ from mechtv.plots.style import INK, LOOKS, Look, error_bars, estimate_text, hove
 
 COLUMNS, MOST_TICKS = 3, 8
 LEAST_HEIGHT = 180  # pixels of a heat map
+EDGE = 0.05  # of an axis, beyond the farthest value
 MARGINS, LEAST_TICK, TICK_CHARACTER = 100, 6, 7.5  # pixels, characters, pixels of each
 CYCLE = [look for name, look in LOOKS.items() if name != "linear"]  # yellow is for lines alone
 
@@ -60,6 +61,7 @@ def tidy_lines(
     log: bool = False,
     share: bool = False,
     columns: int = COLUMNS,
+    own_y: bool = False,
 ) -> go.Figure:
     """A line for each value of `by` over `x`, a panel for each value of `panel`.
 
@@ -70,6 +72,7 @@ def tidy_lines(
         log: a logarithmic y axis.
         share: the y axis runs from 0 to 1.
         columns: how many panels stand side by side, at most.
+        own_y: each panel has a y axis of its own, since they show different quantities.
 
     Raises:
         InvalidInput: if the table lacks a column, or has no rows.
@@ -82,7 +85,7 @@ def tidy_lines(
             for trace in _line(str(name), looks[str(name)], part, x, ends, labels.unit):
                 figure.add_trace(trace, row=row, col=col)
     figure.update_xaxes(_x_axis(table[x], ends))
-    figure.update_yaxes(_y_axis(table, log=log, share=share))
+    figure.update_yaxes(_y_axis(table, log=log, share=share, own=own_y))
     return finished(figure)
 
 
@@ -96,12 +99,13 @@ def tidy_bars(
     log: bool = False,
     share: bool = False,
     columns: int = COLUMNS,
+    own_y: bool = False,
 ) -> go.Figure:
     """Groups of bars: a group for each value of `x`, a bar for each value of `by`.
 
     Args:
-        panel, log, share, columns: as in `tidy_lines`; on a logarithmic axis there are points,
-            since bars have no zero to begin at.
+        panel, log, share, columns, own_y: as in `tidy_lines`; on a logarithmic axis there are
+            points, since bars have no zero to begin at.
 
     Raises:
         InvalidInput: if the table lacks a column, or has no rows.
@@ -129,7 +133,7 @@ def tidy_bars(
         tickangle=0,
         showgrid=False,
     )
-    figure.update_yaxes(_y_axis(table, log=log, share=share))
+    figure.update_yaxes(_y_axis(table, log=log, share=share, own=own_y))
     return finished(figure, tick_lines=1 + max(tick.count("<br>") for tick in ticks))
 
 
@@ -324,10 +328,26 @@ def _x_axis(x: pd.Series, ends: tuple[float, float]) -> dict[str, Any]:
     return {"range": ends, "tickvals": values if len(values) <= MOST_TICKS and apart else None}
 
 
-def _y_axis(table: pd.DataFrame, *, log: bool, share: bool) -> dict[str, Any]:
+def _y_axis(table: pd.DataFrame, *, log: bool, share: bool, own: bool) -> dict[str, Any]:
+    """Panels that share an axis get a range: Plotly finds none for them in several rows."""
+    apart = {"matches": None, "showticklabels": True} if own else {}
     if share:
-        return {"range": [-0.03, 1.03], "dtick": 0.2}
-    return {"type": "log"} if log else {"zeroline": True, "zerolinecolor": INK}
+        return {"range": [-0.03, 1.03], "dtick": 0.2} | apart
+    kind = {"type": "log"} if log else {"zeroline": True, "zerolinecolor": INK}
+    return kind | (apart if own else {"range": _range(table, log=log)})
+
+
+def _range(table: pd.DataFrame, *, log: bool) -> list[float]:
+    """The ends of an axis with room for all values and intervals, and for 0 if it has one."""
+    columns = [name for name in ("value", "low", "high") if name in table]
+    ends = table[columns].to_numpy(float).ravel()
+    ends = np.log10(ends[ends > 0]) if log else np.append(ends, 0.0)
+    low, high = np.nanmin(ends), np.nanmax(ends)
+    edge = EDGE * (high - low) or 1.0
+    return [
+        float(low - edge) if log or low < 0 else 0.0,
+        float(high + edge) if log or high > 0 or high == low else 0.0,
+    ]
 
 
 def _number(value: float, digits: int) -> str:

@@ -171,3 +171,24 @@ def test_a_heading_may_have_several_lines():
     figure = tidy_lines(own, LABELS, x="layer", by="series", panel="task")
     assert figure.layout.annotations[0].text == "plural<br>log-probability"
     assert figure.layout.margin.t > lines().layout.margin.t
+
+
+def test_panels_that_share_an_axis_have_room_for_every_interval_and_for_zero():
+    low, high = lines().layout.yaxis.range
+    assert low == 0
+    assert table()["high"].max() < high < 1.1 * table()["high"].max()
+    own = table().assign(value=lambda t: -t["value"], low=-2.0, high=-0.1)
+    low, high = tidy_lines(own, LABELS, x="layer", by="series", panel="task").layout.yaxis.range
+    assert low < -2 < high == 0
+    nothing = table().assign(value=0.0, low=0.0, high=0.0)
+    low, high = tidy_lines(nothing, LABELS, x="layer", by="series").layout.yaxis.range
+    assert low == 0 < high
+    (low, high) = lines(log=True).layout.yaxis.range
+    assert 10**low < table()["value"].min() < table()["high"].max() < 10**high
+
+
+def test_panels_of_other_quantities_have_axes_of_their_own():
+    figure = lines(own_y=True)
+    assert figure.layout.yaxis2.matches is None
+    assert figure.layout.yaxis2.showticklabels
+    assert figure.layout.yaxis2.range is None
