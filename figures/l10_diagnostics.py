@@ -35,7 +35,7 @@ def compute(setup: Setup):
 
 def draw(table):
     chosen = [score for score in SCORES if score in set(table["score"])]
-    own = table[table["score"].isin(chosen)].copy()
+    own = table[table["score"].isin(chosen) & (table["depth"] > 0)].copy()
     own["run"] = own["layer"].map(
         lambda layer: "zero-shot" if layer != layer else f"θ at layer {layer:.0f}"
     )
@@ -46,7 +46,7 @@ def draw(table):
         title="The answer in the residual stream, block by block",
         x="Blocks passed",
         y="Logit lens at the last token",
-        lines=("Bars: 95 % intervals",),
+        lines=("From the first block on. Bars: 95 % intervals",),
         names={"zero-shot": "No vector"},
     )
     return mechtv.plots.tidy_lines(own, labels, x="depth", by="run", panel="panel", own_y=True)

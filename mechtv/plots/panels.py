@@ -9,15 +9,23 @@ from mechtv.plots.style import about, titled
 
 ONE, MANY, BETWEEN = 380, 225, 52  # pixels of a single panel, of each of many, and between them
 LINE = 17  # of a heading
+BESIDE = 0.025
 
 
 def panels(
-    title: str, lines: Sequence[str], names: Sequence[str], *, columns: int, titles: tuple[str, str]
+    title: str,
+    lines: Sequence[str],
+    names: Sequence[str],
+    *,
+    columns: int,
+    titles: tuple[str, str],
+    beside: float = BESIDE,
 ) -> tuple[go.Figure, list[tuple[int, int]]]:
     """Empty panels with shared axes, and the row and column of each.
 
     Args:
         names: of the panels; each line of a name is a line of its heading.
+        beside: the share of the width between two panels.
     """
     n_rows, columns = evenly(len(names), columns)
     lines_more = max(name.count("\n") for name in names)
@@ -37,7 +45,7 @@ def panels(
         subplot_titles=[_heading(name) for name in names] if len(names) > 1 else None,
         x_title=titles[0],
         y_title=titles[1],
-        horizontal_spacing=0.025,
+        horizontal_spacing=beside,
         vertical_spacing=between / inner,
     )
     figure.update_annotations(font_size=14)

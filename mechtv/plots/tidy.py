@@ -15,13 +15,14 @@ import plotly.graph_objects as go
 
 from mechtv.errors import InvalidInput
 from mechtv.evaluation.intervals import Estimate
-from mechtv.plots.panels import panels
+from mechtv.plots.panels import BESIDE, panels
 from mechtv.plots.reference import reference_traces
 from mechtv.plots.room import NARROW, finished
 from mechtv.plots.style import INK, LOOKS, Look, error_bars, estimate_text, hover, plain, titled
 
 COLUMNS, MOST_TICKS = 3, 8
 LEAST_HEIGHT = 180  # pixels of a heat map
+WITH_TICKS = 0.075  # of the width, between panels with axes of their own
 EDGE = 0.05  # of an axis, beyond the farthest value
 MARGINS, LEAST_TICK, TICK_CHARACTER = 100, 6, 7.5  # pixels, characters, pixels of each
 CYCLE = [look for name, look in LOOKS.items() if name != "linear"]  # yellow is for lines alone
@@ -77,7 +78,7 @@ def tidy_lines(
     Raises:
         InvalidInput: if the table lacks a column, or has no rows.
     """
-    figure, places = _panels(table, labels, panel, (x, by), columns)
+    figure, places = _panels(table, labels, panel, (x, by), columns, own_y)
     looks = looks_of(table[by].unique().tolist(), labels)
     ends = _ends(table[x])
     for (row, col), (_, own) in zip(places, _groups(table, panel), strict=True):
@@ -110,7 +111,7 @@ def tidy_bars(
     Raises:
         InvalidInput: if the table lacks a column, or has no rows.
     """
-    figure, places = _panels(table, labels, panel, (x, by), columns)
+    figure, places = _panels(table, labels, panel, (x, by), columns, own_y)
     looks = looks_of(table[by].unique().tolist(), labels)
     groups = [str(value) for value in table[x].unique()]
     n = len(looks)
@@ -207,11 +208,23 @@ def _called(look: Look, label: str) -> Look:
 
 
 def _panels(
-    table: pd.DataFrame, labels: Labels, panel: str | None, needed: Sequence[str], columns: int
+    table: pd.DataFrame,
+    labels: Labels,
+    panel: str | None,
+    needed: Sequence[str],
+    columns: int,
+    own_y: bool,
 ) -> tuple[go.Figure, list[tuple[int, int]]]:
     _check(table, [*needed, *([panel] if panel else [])])
     names = [labels.of(value) for value in table[panel].unique()] if panel else [""]
-    return panels(labels.title, labels.lines, names, columns=columns, titles=(labels.x, labels.y))
+    return panels(
+        labels.title,
+        labels.lines,
+        names,
+        columns=columns,
+        titles=(labels.x, labels.y),
+        beside=WITH_TICKS if own_y else BESIDE,
+    )
 
 
 def _check(table: pd.DataFrame, columns: Sequence[str]) -> None:
