@@ -76,7 +76,8 @@ def tidy_lines(
         own_y: each panel has a y axis of its own, since they show different quantities.
 
     Raises:
-        InvalidInput: if the table lacks a column, or has no rows.
+        InvalidInput: if the table lacks a column, has no rows, or has nothing to show on a
+            logarithmic axis.
     """
     figure, places = _panels(table, labels, panel, (x, by), columns, own_y)
     looks = looks_of(table[by].unique().tolist(), labels)
@@ -109,7 +110,8 @@ def tidy_bars(
             points, since bars have no zero to begin at.
 
     Raises:
-        InvalidInput: if the table lacks a column, or has no rows.
+        InvalidInput: if the table lacks a column, has no rows, or has nothing to show on a
+            logarithmic axis.
     """
     figure, places = _panels(table, labels, panel, (x, by), columns, own_y)
     looks = looks_of(table[by].unique().tolist(), labels)
@@ -355,6 +357,8 @@ def _range(table: pd.DataFrame, *, log: bool) -> list[float]:
     columns = [name for name in ("value", "low", "high") if name in table]
     ends = table[columns].to_numpy(float).ravel()
     ends = np.log10(ends[ends > 0]) if log else np.append(ends, 0.0)
+    if not ends.size:
+        raise InvalidInput("No value is above 0, so a logarithmic axis shows none; set log=False.")
     low, high = np.nanmin(ends), np.nanmax(ends)
     edge = EDGE * (high - low) or 1.0
     return [

@@ -192,3 +192,9 @@ def test_panels_of_other_quantities_have_axes_of_their_own():
     assert figure.layout.yaxis2.matches is None
     assert figure.layout.yaxis2.showticklabels
     assert figure.layout.yaxis2.range is None
+
+
+def test_nothing_above_zero_is_refused_on_a_logarithmic_axis():
+    nothing = table().dropna().assign(value=0.0, low=0.0, high=0.0)
+    with pytest.raises(InvalidInput, match="No value is above 0"):
+        tidy_lines(nothing, LABELS, x="layer", by="series", log=True)
