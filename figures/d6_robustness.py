@@ -82,9 +82,13 @@ def draw(table):
 
 def said(table):
     own = accuracy(table[(table["split"] == "test") & (table["method"] == "linear")])
+    tasks = own["task"].nunique()
     for name, rows in own.groupby("varied", sort=False):
-        ends = rows.groupby("at")["value"].mean()
-        words = ", ".join(f"{at:g}: {value:.2f}" for at, value in ends.items())
+        means = rows.groupby("at").agg(value=("value", "mean"), of=("task", "nunique"))
+        words = ", ".join(
+            f"{at:g}: {row.value:.2f}" + ("" if row.of == tasks else f" ({row.of:g} of the tasks)")
+            for at, row in means.iterrows()
+        )
         yield f"{WHAT[name]}, mean accuracy (label-restricted where there are labels): {words}."
 
 
