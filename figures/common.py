@@ -30,9 +30,10 @@ from mechtv.files import made_folder, write_whole
 from mechtv.forward import keep_at_most
 from mechtv.models import describe
 from mechtv.overview import evenly_spread
+from mechtv.plots.room import LINE_HEIGHT
 from mechtv.progress import progress_bar
 from mechtv.study import Study, run_study
-from mechtv.study.averages import best_layers, over_seeds
+from mechtv.study.averages import over_seeds
 from mechtv.study.code import code_version, meaning
 from mechtv.study.store import VECTOR, Store, key_of
 from mechtv.tasks.sources import TEXT_SOURCES
@@ -125,7 +126,7 @@ class Setup:
 
     def study(self, *, tasks: Sequence[str] = (), **grid: Any) -> pd.DataFrame:
         """The table of a grid of methods, over this setup's model, seeds, and tasks or some."""
-        tables = [
+        chosen = [
             {"name": name, "data": str(self.data)} if self.data and name in TEXT_SOURCES else name
             for name in tasks or self.tasks
         ]
@@ -133,7 +134,7 @@ class Setup:
             **{
                 "name": "figures",
                 "models": [self.model_name],
-                "tasks": tables,
+                "tasks": chosen,
                 "seeds": self.seeds,
                 "n": self.n,
                 "n_validation": self.n,
@@ -249,7 +250,8 @@ def run(figure: Figure, setup: Setup) -> pd.DataFrame:
         mechtv.plots.save(drawn, setup.out / f"{figure.name}.{ending}")
     origin = provenance(figure, setup, table, time.monotonic() - began)
     if not setup.quick:
-        mechtv.plots.save(drawn, RESULTS / f"{figure.name}.svg")
+        picture = setup.out / f"{figure.name}.svg"
+        write_whole(RESULTS / picture.name, picture.read_bytes())
     for folder in (setup.out,) if setup.quick else (setup.out, RESULTS):
         write_whole(folder / f"{figure.name}.csv", table.to_csv(index=False).encode())
         write_whole(folder / f"{figure.name}.json", json.dumps(origin, indent=1).encode())
@@ -261,7 +263,7 @@ def run(figure: Figure, setup: Setup) -> pd.DataFrame:
 
 def under_title(drawn: go.Figure, setup: Setup) -> go.Figure:
     """The figure with a line more below its title: what of the setup it does not say already."""
-    text, line = drawn.layout.title.subtitle.text, 17
+    text = drawn.layout.title.subtitle.text
     model = setup.model_name.rstrip("/").rpartition("/")[2]
     about = [
         name
@@ -274,8 +276,8 @@ def under_title(drawn: go.Figure, setup: Setup) -> go.Figure:
     if not about:
         return drawn
     drawn.layout.title.subtitle.text = f"{' · '.join(about)}<br>{text}"
-    above = (drawn.layout.margin.t or 90) + line
-    return drawn.update_layout(margin_t=above, height=(drawn.layout.height or 500) + line)
+    above = (drawn.layout.margin.t or 90) + LINE_HEIGHT
+    return drawn.update_layout(margin_t=above, height=(drawn.layout.height or 500) + LINE_HEIGHT)
 
 
 def provenance(figure: Figure, setup: Setup, table: pd.DataFrame, seconds: float) -> dict[str, Any]:
@@ -331,12 +333,6 @@ def comparison_of(table: pd.DataFrame) -> mechtv.MethodComparison:
     """A study's table as a comparison of methods, over its seeds if there are several."""
     several = table["seed"].nunique() > 1
     return mechtv.MethodComparison(rows=over_seeds(table) if several else table)
-
-
-def best_of(table: pd.DataFrame) -> pd.DataFrame:
-    """The test scores of each method, in each seed at the layer that is best on validation."""
-    several = table["seed"].nunique() > 1
-    return best_layers(table) if several else comparison_of(table).best()
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -6,10 +6,11 @@ A figure of *Distributional Alignment as a Criterion for Designing Task Vectors 
 Learning*. With `--data`, SST-2, TREC and AG News are read from that folder too.
 """
 
-from common import Figure, best_of, comparison_of, main
+from common import Figure, comparison_of, main
 from grid import QUICK_TASKS, TASKS, TEXTS, everything
 
 import mechtv
+from mechtv.study.averages import best_layers
 
 VOCABULARY = "dNTP over vocabulary"
 
@@ -19,7 +20,7 @@ def draw(table):
 
 
 def said(table):
-    best = best_of(table)
+    best = best_layers(table)
     own = best[(best["score"] == VOCABULARY) & ~best["method"].isin(("in-context", "zero-shot"))]
     for task, rows in own.groupby("task", sort=False):
         row = rows.loc[rows["value"].idxmin()]

@@ -7,14 +7,15 @@ Learning*, from the cells of D1.
 """
 
 from cells import accuracy
-from common import Figure, best_of, main
+from common import Figure, main
 from grid import QUICK_TASKS, TASKS, TEXTS, everything
 
 import mechtv
+from mechtv.study.averages import best_layers
 
 
 def draw(table):
-    own = accuracy(best_of(table))
+    own = accuracy(best_layers(table))
     labels = mechtv.plots.Labels(
         title="Accuracy at the best layer of each method",
         y="Accuracy",
@@ -27,7 +28,7 @@ def draw(table):
 
 
 def said(table):
-    own = accuracy(best_of(table))
+    own = accuracy(best_layers(table))
     wide = own.pivot(index="task", columns="method", values="value")
     vectors = wide.drop(columns=["zero-shot", "in-context"])
     wins = vectors.eq(vectors.max(axis=1), axis=0).sum().sort_values(ascending=False, kind="stable")

@@ -6,7 +6,7 @@ The flexibility table of *Task Vectors, Learned Not Extracted*.
 """
 
 from cells import WHICH, accuracy
-from common import Cell, Figure, Setup, averaged, main, pooled
+from common import Cell, Figure, Setup, averaged, fitting, main, pooled
 
 import mechtv
 
@@ -19,10 +19,8 @@ FULL = {"learned": {"batch_size": 32, "n_train": 300, "n_validation": 80}}
 
 
 def placed(setup: Setup, task, seed: int):
-    splits = task.splits(seed)
-    options = {name: dict(own) for name, own in (QUICK if setup.quick else FULL).items()}
-    for size, there in (("n_train", splits.train), ("n_validation", splits.validation)):
-        options["learned"][size] = min(options["learned"][size], len(there))
+    options = QUICK if setup.quick else FULL
+    options = options | {"learned": fitting(task, options["learned"])}
     return mechtv.flexibility(
         setup.model,
         task,

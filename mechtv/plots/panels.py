@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from mechtv.plots.room import LINE_HEIGHT
 from mechtv.plots.style import about, titled
 
 ONE, MANY, BETWEEN = 380, 225, 52  # pixels of a single panel, of each of many, and between them
-LINE = 17  # of a heading
 BESIDE = 0.025
 
 
@@ -30,8 +30,8 @@ def panels(
     n_rows, columns = evenly(len(names), columns)
     lines_more = max(name.count("\n") for name in names)
     places = [(1 + i // columns, 1 + i % columns) for i in range(len(names))]
-    between = BETWEEN + LINE * lines_more
-    inner = ONE if n_rows == 1 else n_rows * (MANY + LINE * lines_more)
+    between = BETWEEN + LINE_HEIGHT * lines_more
+    inner = ONE if n_rows == 1 else n_rows * (MANY + LINE_HEIGHT * lines_more)
     figure = titled(title, *lines, height=inner)
     figure.set_subplots(
         rows=n_rows,
