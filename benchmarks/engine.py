@@ -9,7 +9,9 @@ implementation can beat. Run it on a quiet machine:
 """
 
 import argparse
+import gc
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -29,13 +31,29 @@ from transformer_lens.model_bridge.generalized_components.linear import LinearBr
 
 import mechtv
 from mechtv.files import write_whole
-from mechtv.forward import forget, full_passes, keep_at_most, last_logits, likelihood, scan
+from mechtv.forward import (
+    capture,
+    forget,
+    full_passes,
+    in_batches,
+    keep_at_most,
+    last_logits,
+    likelihood,
+    scan,
+)
 from mechtv.forward.linear import product
 from mechtv.forward.memory import memory_of
 from mechtv.methods.frozen import frozen
 from mechtv.methods.objectives import Answer
 from mechtv.tasks.prompts import Prompts
 from mechtv.vectors import Add, Card, Edit, Replace, Site, TaskVector
+
+PROMPTS = 64  # of the smallest memory run, and of each batch
+PLAIN_ALLOCATOR = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "0",
+}
 
 
 def main() -> None:
@@ -319,12 +337,19 @@ def _scan(model, template: str, pairs: int) -> dict[str, object]:
 
 
 def _memory() -> list[dict[str, object]]:
-    """Peak memory above the model, in a process of its own for each size."""
+    """Peak memory above the model, in a process of its own for each size.
+
+    Each block of memory is asked of the system and given back by itself, so that the resident size
+    is what lives, and nothing hides in blocks that the allocator keeps for later.
+    """
     rows = []
     for what in ("extraction", "learning", "scan"):
         for scale in (1, 2, 4):
             command = [sys.executable, __file__, "--child", what, "--scale", str(scale)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            environment = os.environ | PLAIN_ALLOCATOR
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            )
             found = json.loads(done.stdout.splitlines()[-1])
             rows.append({"what": f"memory: {what}", **found})
             print(rows[-1], file=sys.stderr, flush=True)
@@ -332,56 +357,71 @@ def _memory() -> list[dict[str, object]]:
 
 
 def _peak(what: str, scale: int) -> dict[str, object]:
-    model = mechtv.open_model()
-    n = 32 * scale
-    prompts = _random_prompts(model, n, 64)
-    middle = model.cfg.n_layers // 2
-    theta = torch.zeros(model.cfg.d_model, requires_grad=True)
-    vector = _vector(Edit(site=Site(layer=middle), operation=Add(value=theta)))
-    last_logits(model, prompts.select([0]))  # whatever a first pass leaves behind
-    kept = 0
-    before = _reset_peak()
-    with frozen(model):
-        if what == "extraction":
-            from mechtv.forward import capture, in_batches
+    """The highest resident size of one run above that before it.
 
-            site = Site(layer=middle)
-            with torch.no_grad():
-                states = in_batches(
-                    prompts, lambda b: capture(model, b, [site])[site], batch_size=32, show=False
-                )
-            kept = states.nbytes
-        elif what == "learning":
-            objective = Answer(model, prompts)
-            with keep_at_most(2**34), objective.prepared(vector, False):
-                kept = memory_of(model).nbytes
-                for rows in torch.arange(n).split(32):
-                    objective.loss(vector, rows).mean().backward()
-        else:
-            edits = [
-                Edit(
-                    site=Site(component="z", layer=middle, heads=(h % model.cfg.n_heads,)),
-                    operation=Replace(value=torch.zeros(1, model.cfg.d_head)),
-                )
-                for h in range(32)
-            ]
-            with torch.no_grad():
-                found = scan(
-                    model,
-                    prompts,
-                    [_vector(edit) for edit in edits],
-                    lambda logits, _: logits.max(-1).values,
-                    batch_size=32,
-                    n_bytes=2**27,
-                    show=False,
-                )
-            kept = found.nbytes
+    A run of the smallest size comes first, for whatever a first run leaves behind.
+    """
+    model = mechtv.open_model()
+    run = {"extraction": _extracted, "learning": _learned, "scan": _scanned}[what]
+    with frozen(model):
+        for n in (PROMPTS, PROMPTS * scale):
+            prompts = _random_prompts(model, n, 64)
+            forget(model)
+            gc.collect()
+            before = _reset_peak()
+            kept = run(model, prompts)
+            peak = _status("VmHWM") - before
     return {
         "tokens": 64,
         "batch": n,
         "kept_mb": kept / 1e6,
-        "peak_mb": (_status("VmHWM") - before) / 1e3,
+        "peak_mb": peak * 1024 / 1e6,
+        "rest_mb": (peak * 1024 - kept) / 1e6,
     }
+
+
+def _extracted(model, prompts: Prompts) -> int:
+    """The states at the middle layer; their bytes."""
+    site = Site(layer=model.cfg.n_layers // 2)
+    with torch.no_grad():
+        states = in_batches(
+            prompts, lambda b: capture(model, b, [site])[site], batch_size=PROMPTS, show=False
+        )
+    return states.nbytes
+
+
+def _learned(model, prompts: Prompts) -> int:
+    """An epoch of steps at the middle layer; the bytes of what is kept of the prompts."""
+    theta = torch.zeros(model.cfg.d_model, requires_grad=True)
+    vector = _vector(Edit(site=Site(layer=model.cfg.n_layers // 2), operation=Add(value=theta)))
+    objective = Answer(model, prompts)
+    with keep_at_most(2**34), objective.prepared(vector, False):
+        kept = memory_of(model).nbytes
+        for rows in torch.arange(prompts.tokens.shape[0]).split(PROMPTS):
+            _descend(objective, vector, rows)
+    return kept
+
+
+def _scanned(model, prompts: Prompts) -> int:
+    """32 edits of heads at the middle layer; the bytes of their scores."""
+    edits = [
+        Edit(
+            site=Site(component="z", layer=model.cfg.n_layers // 2, heads=(i % model.cfg.n_heads,)),
+            operation=Replace(value=torch.zeros(1, model.cfg.d_head)),
+        )
+        for i in range(32)
+    ]
+    with torch.no_grad():
+        found = scan(
+            model,
+            prompts,
+            [_vector(edit) for edit in edits],
+            lambda logits, _: logits.max(-1).values,
+            batch_size=PROMPTS,
+            n_bytes=2**27,
+            show=False,
+        )
+    return found.nbytes
 
 
 def _reset_peak() -> int:

@@ -122,18 +122,19 @@ class Arguments:
         self, call: int, hidden: Tensor, cache: Cache | None
     ) -> tuple[list[Any], dict[str, Any]]:
         """The arguments for one block on this residual stream."""
-
-        def value(mark: object) -> object:
-            if mark is _HIDDEN:
-                return hidden
-            if mark is _CACHE:
-                return cache
-            if isinstance(mark, tuple):
-                return tuple(map(value, mark))
-            return self.parts[mark.index].filled() if isinstance(mark, _Part) else mark
-
         args, kwargs = self.calls[call]
-        return [value(mark) for mark in args], {name: value(m) for name, m in kwargs.items()}
+        given = [self._value(mark, hidden, cache) for mark in args]
+        return given, {name: self._value(mark, hidden, cache) for name, mark in kwargs.items()}
+
+    def _value(self, mark: object, hidden: Tensor, cache: Cache | None) -> object:
+        """What stands for a mark; not a function inside `fill`, which would hold itself and all."""
+        if mark is _HIDDEN:
+            return hidden
+        if mark is _CACHE:
+            return cache
+        if isinstance(mark, tuple):
+            return tuple(self._value(part, hidden, cache) for part in mark)
+        return self.parts[mark.index].filled() if isinstance(mark, _Part) else mark
 
     def map(self, change: Callable[[Part], Part]) -> "Arguments":
         """The same calls with every tensor changed."""

@@ -36,6 +36,7 @@ def in_chunks(
             size = (len(some) + 1) // 2
         else:
             yield some, found
+            del found  # not beside the next chunk's
             continue
         logger.warning("Memory ran out for %d rows at once; going on with %d.", len(some), size)
         chunks = deque(torch.cat([some, *chunks]).split(size))

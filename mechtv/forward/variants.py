@@ -85,16 +85,18 @@ def scan(
             check_fits(model, edit)
     batches = prompts.lengths.argsort(stable=True).split(batch_size)
     keep = measure or (lambda found, _: found)
-    parts = []
     total = len(vectors) * len(batches)
     with steady(model) as memory, progress_bar(title=title, total=total, show=show) as bar:
-        for rows in batches:
+
+        def one_batch(rows: Int[Tensor, " row"]) -> Shaped[Tensor, "vector row ..."]:
             batch = prompts.select(rows.tolist())
             found: dict[int, Tensor] = {}
             for number, each in _each(memory, model, batch, vectors, output, tokens, n_bytes):
                 found[number] = keep(each, batch)
                 bar.update()
-            parts.append(torch.stack([found[number] for number in range(len(vectors))]))
+            return torch.stack([found[number] for number in range(len(vectors))])
+
+        parts = [one_batch(rows) for rows in batches]
     return torch.cat(parts, dim=1)[:, torch.cat(list(batches)).argsort().to(parts[0].device)]
 
 
