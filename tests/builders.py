@@ -27,23 +27,19 @@ and, for single tests only (`RARE_FAMILIES`):
     olmo     LayerNorm without gain or bias
     olmo2    norms after attention and MLP, none before
 
-The bridge opens them all. In float32 (and bfloat16) they are exactly what users have. In float64
-they are better: Hugging Face and the bridge send softmax and norms through float32 whatever the
-weights are, which leaves errors of 1e-6, and makes left-padded batches NaN in most families (the
-mask's -1.8e308 is infinite in float32). `_keep_double` lifts that, so float64 tests can ask 1e-10.
+The bridge opens them all. In float64 they compute in float64 throughout (`models.double`), so that
+tests can ask 1e-10.
 """
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch.overrides import TorchFunctionMode
 from transformer_lens.config import TransformerBridgeConfig
-from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources.native import boot as boot_native
 from transformers import (
@@ -55,6 +51,7 @@ from transformers import (
 )
 
 from mechtv.models import open_model
+from mechtv.models.double import compute_in_double
 from mechtv.models.tokenizer import kept_as_is
 
 N_LAYERS, D_MODEL, N_HEADS, D_MLP, N_CTX = 3, 32, 4, 64, 128
@@ -119,9 +116,7 @@ def tiny(
         return _tiny_native(dtype, seed, bos, overrides)
     model = tiny_hf(family, dtype, seed, **overrides)
     with torch.random.fork_rng(devices=[]):
-        bridge = open_model(model, tokenizer=tiny_tokenizer(bos), device="cpu", dtype=dtype)
-    _keep_double(bridge, dtype)
-    return bridge
+        return open_model(model, tokenizer=tiny_tokenizer(bos), device="cpu", dtype=dtype)
 
 
 def tiny_hf(
@@ -136,7 +131,8 @@ def tiny_hf(
     torch.nn.Module.to(model, dtype)
     model.eval()
     _fill(model, seed, gain=0.0 if family.startswith("gemma") else 1.0)
-    _keep_double(model, dtype)
+    if dtype == torch.float64:
+        compute_in_double(model)  # as the bridge around it is
     return model
 
 
@@ -165,52 +161,6 @@ def _fill(model: torch.nn.Module, seed: int, gain: float) -> None:
         centre = gain if is_gain else 0.0
         std = 0.3 if weight.ndim > 1 else 0.1
         weight.data.copy_(centre + std * noise)
-
-
-class _Double(TorchFunctionMode):
-    """Inside, what asks for float32 of a float64 tensor gets float64."""
-
-    inside = False
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
-            if func is torch.Tensor.float:
-                return args[0]
-            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
-
-
-def _keep_double(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Let every module of a float64 model compute in float64 throughout, also when called alone."""
-    if dtype == torch.float64:
-        for module in model.modules():
-            if not isinstance(module, HookPoint) and "forward" not in vars(module):
-                # not setattr: components of the bridge hand that on to the module they wrap
-                vars(module)["forward"] = _in_double(module.forward)
-
-
-def _in_double(forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if _Double.inside:
-            return forward(*args, **kwargs)
-        _Double.inside = True
-        try:
-            with _Double():
-                return forward(*args, **kwargs)
-        finally:
-            _Double.inside = False
-
-    return wrapped
 
 
 _TOKENS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}

@@ -1,7 +1,8 @@
 """Open a model by name, folder, file or object, ready for mechtv.
 
 `open_model` is the one way in. What it returns is TransformerLens's own bridge in raw weights: its
-logits equal Hugging Face's exactly. It does not train, quantise or change weights.
+logits equal Hugging Face's exactly (in float64 they are nearer the truth). It does not train,
+quantise or change weights.
 """
 
 import os
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mechtv.errors import InvalidInput
 from mechtv.models.card import UNKNOWN, remember
+from mechtv.models.double import compute_in_double
 from mechtv.models.gguf import no_loading_bars
 from mechtv.models.place import find, readable
 from mechtv.models.tokenizer import (
@@ -52,7 +54,8 @@ def open_model(
         name: A bundled short name (see `list_models`), a hub id "org/name", a local folder with a
             config.json, a GGUF file, or a loaded Hugging Face model, which the bridge then wraps.
         device: Where the weights go; None lets TransformerLens choose (a loaded model stays).
-        dtype: The weights' number format (a loaded model keeps its own).
+        dtype: The weights' number format (a loaded model keeps its own). With float64 everything is
+            computed in it, where Hugging Face and TransformerLens go through float32 in places.
         device_map: Placement over several devices, as in `transformers`; instead of `device`.
         revision: Branch, tag or commit of a hub model.
         tokenizer: A tokenizer, or the folder or hub id of one, instead of the model's own.
@@ -89,6 +92,8 @@ def open_model(
 def _boot(path: str, tokenizer: PreTrainedTokenizerBase, **options: Any) -> TransformerBridge:
     with no_loading_bars(), kept_as_is(tokenizer), readable(path):
         model = TransformerBridge.boot_transformers(path, tokenizer=tokenizer, **options)
+    if model.cfg.dtype == torch.float64:
+        compute_in_double(model)
     model.eval()
     return model
 

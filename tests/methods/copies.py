@@ -4,7 +4,7 @@ import json
 from functools import cache
 
 import torch
-from builders import D_MODEL, SENTENCES, VOCABULARY, _keep_double, tiny, tiny_hf, tiny_tokenizer
+from builders import D_MODEL, SENTENCES, VOCABULARY, tiny, tiny_hf, tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -51,9 +51,7 @@ def shuffled_tokenizer():
 
 
 def bridge_of(hf, tokenizer):
-    model = open_model(hf, tokenizer=tokenizer, device="cpu", dtype=torch.float64)
-    _keep_double(model, torch.float64)
-    return model
+    return open_model(hf, tokenizer=tokenizer, device="cpu", dtype=torch.float64)
 
 
 def without_gains(hf):
