@@ -15,8 +15,8 @@ import mechtv
 VOCABULARY = "dNTP over vocabulary"
 SHOTS = 8
 WHAT = {
-    VOCABULARY: "dNTP over the vocabulary (nats)",
-    "state MSE": "Error of the state (mean square)",
+    VOCABULARY: "dNTP, vocabulary (nats)",
+    "state MSE": "State error (mean square)",
     "accuracy": "Accuracy",
 }
 
@@ -57,7 +57,9 @@ def draw(table):
         lines=(WHICH, "Fitted at the last layer. Bars: 95 % intervals"),
         names=WHAT | {f"mlp-{depth}": f"Residual MLP, depth {depth}" for depth in range(1, 17)},
     )
-    return mechtv.plots.tidy_bars(own, labels, x="task", by="mapping", panel="score", own_y=True)
+    return mechtv.plots.tidy_bars(
+        own, labels, x="task", by="mapping", panel="score", own_y=True, columns=2
+    )
 
 
 def said(table):
