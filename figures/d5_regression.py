@@ -16,6 +16,7 @@ from ridges import linear_maps
 import mechtv
 
 SHOTS = 12
+MEAN = "mean of the training answers"
 
 
 def regressed(setup: Setup, task, seed: int):
@@ -71,6 +72,7 @@ def draw(table):
         title="Errors of regression in text",
         y="Error",
         lines=("12 demonstrations in context. Bars: 95 % intervals",),
+        names={MEAN: MEAN.capitalize()},
     )
     figure = mechtv.plots.tidy_bars(own, labels, x="all", by="run", panel="panel", own_y=True)
     figure.update_xaxes(matches=None, showticklabels=False)
@@ -80,7 +82,7 @@ def draw(table):
 def errors(table):
     """Each run's errors once, those of the mean training answer among them."""
     own = table[table["score"].isin(("MSE", "RMSE", "MAE"))].copy()
-    own.loc[own["setting"].str.startswith("mean"), "run"] = "mean of the training answers"
+    own.loc[own["setting"].str.startswith("mean"), "run"] = MEAN
     return own.drop_duplicates(["task", "run", "seed", "score"])
 
 
