@@ -17,6 +17,7 @@ import mechtv
 
 SHOTS = 12
 MEAN = "mean of the training answers"
+SCORES = ("MSE", "RMSE", "MAE", "no number")
 
 
 def regressed(setup: Setup, task, seed: int):
@@ -70,28 +71,36 @@ def draw(table):
     own = pooled(own, ["panel", "run"]).assign(all="")
     labels = mechtv.plots.Labels(
         title="Errors of regression in text",
-        y="Error",
-        lines=("12 demonstrations in context. Bars: 95 % intervals",),
+        y="Error, and share",
+        lines=(
+            "12 demonstrations in context. Bars: 95 % intervals",
+            "A text without a number counts as 0; the last column is their share",
+        ),
         names={MEAN: MEAN.capitalize()},
     )
-    figure = mechtv.plots.tidy_bars(own, labels, x="all", by="run", panel="panel", own_y=True)
+    figure = mechtv.plots.tidy_bars(
+        own, labels, x="all", by="run", panel="panel", own_y=True, columns=len(SCORES)
+    )
     figure.update_xaxes(matches=None, showticklabels=False)
     return figure
 
 
 def errors(table):
-    """Each run's errors once, those of the mean training answer among them."""
-    own = table[table["score"].isin(("MSE", "RMSE", "MAE"))].copy()
+    """Each run's scores once, the errors of the mean training answer among them."""
+    own = table[table["score"].isin(SCORES)].copy()
     own.loc[own["setting"].str.startswith("mean"), "run"] = MEAN
     return own.drop_duplicates(["task", "run", "seed", "score"])
 
 
 def said(table):
-    own = errors(table)
-    own = pooled(own[own["score"] == "MSE"], ["task", "run"])
+    own = pooled(errors(table), ["task", "run", "score"])
     for task, rows in own.groupby("task", sort=False):
-        words = (f"{row['run']} {row['value']:.3g}" for row in rows.to_dict("records"))
+        wide = rows.pivot(index="run", columns="score", values="value")
+        words = (f"{run} {wide.loc[run, 'MSE']:.3g}" for run in rows["run"].unique())
+        silent = wide["no number"].dropna()
+        shares = ", ".join(f"{run} {share:.2f}" for run, share in silent[silent > 0].items())
         yield f"{task}, MSE: {', '.join(words)}."
+        yield f"{task}, share of texts without a number, which count as 0: {shares or 'none'}."
 
 
 FIGURE = Figure(
