@@ -66,7 +66,7 @@ def compute(setup: Setup):
 
 
 def draw(table):
-    own = errors(table)
+    own = scores(table)
     own["panel"] = own["task"] + "\n" + own["score"]
     own = pooled(own, ["panel", "run"]).assign(all="")
     labels = mechtv.plots.Labels(
@@ -85,7 +85,7 @@ def draw(table):
     return figure
 
 
-def errors(table):
+def scores(table):
     """Each run's scores once, the errors of the mean training answer among them."""
     own = table[table["score"].isin(SCORES)].copy()
     own.loc[own["setting"].str.startswith("mean"), "run"] = MEAN
@@ -93,7 +93,7 @@ def errors(table):
 
 
 def said(table):
-    own = pooled(errors(table), ["task", "run", "score"])
+    own = pooled(scores(table), ["task", "run", "score"])
     for task, rows in own.groupby("task", sort=False):
         wide = rows.pivot(index="run", columns="score", values="value")
         words = (f"{run} {wide.loc[run, 'MSE']:.3g}" for run in rows["run"].unique())
